@@ -16,7 +16,9 @@ from diffclip.cli.main import app, main
 
 def call(*arguments: object) -> tuple[str, str]:
     """stdout and stderr of `diffclip ARGUMENTS`; what it raises is raised again."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    words = [str(argument) for argument in arguments]
+    with mock.patch.object(sys, "argv", ["diffclip", *words]):
+        result = CliRunner().invoke(app, words)
     if result.exception:
         raise result.exception
     return result.stdout, result.stderr

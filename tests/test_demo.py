@@ -48,9 +48,10 @@ SMALLER = """
 import diffclip.demo
 from diffclip.cli.main import main
 
+SMALL = ["batch_size=64", "architecture.vision.patch_size=16"]
 diffclip.demo._TRAIN, diffclip.demo._VAL, diffclip.demo._TEST = 2000, 100, 300
 read = diffclip.demo.read_recipe
-diffclip.demo.read_recipe = lambda name, changes: read(name, [*changes, "batch_size=64"])
+diffclip.demo.read_recipe = lambda name, changes: read(name, [*changes, *SMALL])
 main()
 """
 
@@ -62,7 +63,7 @@ def test_nothing_is_imported_that_is_not_required(tmp_path: Path) -> None:
 
 
 def demo(folder: Path) -> subprocess.CompletedProcess[str]:
-    """The demonstration on fewer scenes, with the distributions alone that `diffclip[train]` asks for."""
+    """The demonstration, smaller, with the distributions alone that `diffclip[train]` asks for."""
     command = [sys.executable, "-c", 'EXTRAS = ["train"]' + HIDE + SMALLER, "demo", "--folder", str(folder)]
     return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=3000)
 
@@ -83,7 +84,7 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path
         # chance: 1.7 % for images among 300 and for captions, 5 of 1,500 being right; 9.1 % for 11 colors
         assert values["image_retrieval_recall@5", "captions"] > 0.1
         assert values["text_retrieval_recall@5", "captions"] > 0.1
-        assert values["acc1", "colours"] > 0.25
+        assert values["acc1", "colours"] > 0.2
         assert {record["model"] for record in records} == {model}
     # one run of each decides nothing
     for place in (page, first.stdout):

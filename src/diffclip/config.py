@@ -285,11 +285,8 @@ def explain(error: ValidationError) -> str:
 
 
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
-    """The configuration of a named model, at another image size if one is given.
-
-    Raises:
-        InputError: no model has this name (the nearest one is offered), or the image size does not fit its patch.
-    """
+    """The configuration of a named model, at another image size if one is given. No model of this name (the nearest one
+    is offered), or a size that does not fit its patch, raises `InputError`."""
     if name not in MODEL_NAMES:
         raise unknown("model", name, MODEL_NAMES, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
     size = next(size for size in _SIZES if name.endswith(f"-{size}"))

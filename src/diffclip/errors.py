@@ -40,12 +40,9 @@ class NotFiniteError(InputError):
 class DivergedError(DiffCLIPError):
     """A training whose loss or gradients were not finite at `step`; a repetition would diverge again."""
 
-    def __init__(self, message: str, step: int) -> None:
-        super().__init__(message, step)  # all that another process makes it of again
+    def __init__(self, message: str, step: int = 0) -> None:  # another process makes it of the message alone
+        super().__init__(message)
         self.step = step
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 @dataclass(frozen=True)

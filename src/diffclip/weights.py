@@ -200,10 +200,8 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
 def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> None:
     """Write `config.json` and `model.safetensors` to `folder`, each whole or not at all.
 
-    `state` is the model's state dict where that has been brought together from several processes.
-
-    Raises:
-        InputError: no space left on the device, or no permission.
+    `state` is the model's state dict where that has been brought together from several processes. Where the disk
+    refuses, `InputError` is raised.
     """
     plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
     state = plain.state_dict() if state is None else state
@@ -217,9 +215,7 @@ def save_published(model: CLIP, file: str | Path) -> None:
     """Write a `.pt` file in the published layout: `state_dict` with `module.` before each name.
 
     The configuration goes beside it as JSON text, so that nothing is lost on the way back; other readers ignore it.
-
-    Raises:
-        InputError: no space left on the device, or no permission.
+    Where the disk refuses, `InputError` is raised.
     """
     plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
     state = to_published(plain.state_dict(), plain.config)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import attention, loader, models, onnx, parity, plots, tables, training
-from benchmarks.floor import Ceilings, forward_work
+from benchmarks.attention import Ceilings, forward_work
 from benchmarks.models import TimmAttention
 from diffclip import CLIP
 from diffclip.benchmarking.operators import Shape

@@ -11,7 +11,7 @@ import pytest
 from file_server import served
 from made_sets import write_dtd
 
-from diffclip.cli.download import download
+from diffclip.cli.data import download
 from diffclip.data.download import CAPTION_SETS
 from diffclip.errors import DiffCLIPError, InputError
 

@@ -5,7 +5,7 @@ import pytest
 from made_sets import write_image
 from PIL import Image
 
-from diffclip.cli.make_shards import make_shards
+from diffclip.cli.data import make_shards
 from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.make_shards import find_captions

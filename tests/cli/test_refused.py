@@ -64,7 +64,7 @@ EARLY = {
     "study study_cpo": "unknown recipe 'study_cpo': did you mean 'study_cpu'",
     "study study_cpu --only nonsense": "unknown group of runs 'nonsense': choose from: ablations, models, sweep",
     "study study_cpu --pilot gone": "--pilot is for --dry-run",
-    "study study_cpu --minutes 0": "--minutes 0 is too short",
+    "study study_cpu --minutes 0": "'--minutes': Input should be greater than or equal to 0.1",
 }
 
 

@@ -11,7 +11,7 @@ from in_process import diffclip_command
 from odd_shards import write_shard_of
 from tiny_recipe import tiny_recipe
 
-from diffclip.training.recipe import read_recipe, to_yaml
+from diffclip.training.recipe import read_recipe
 
 RECIPE = tiny_recipe(size=32, width=32, layers=2, heads=4, epochs=3, precision="bf16")
 
@@ -83,7 +83,7 @@ def test_a_folder_that_is_taken_is_said(place: Path) -> None:
     resumed = ("--devices", 1, "--run", "run", "--resume")
     assert dry_run(*resumed, cwd=place).returncode == 0  # it would be started
     (place / "run" / "checkpoints" / "step_00000001").mkdir(parents=True)
-    (place / "run" / "recipe.yaml").write_text(to_yaml(read_recipe(place / "tiny.yaml")))
+    (place / "run" / "recipe.yaml").write_text(read_recipe(place / "tiny.yaml").to_yaml())
     assert "run holds a run already: add --resume" in dry_run(*resumed[:-1], cwd=place).stderr
     assert dry_run(*resumed, cwd=place).returncode == 0
 

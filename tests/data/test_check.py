@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from odd_shards import write_odd_shards
 
-from diffclip.cli import data_check
+from diffclip.cli import data
 from diffclip.data.check import DISTANCE, Check, check, near_groups
 from diffclip.data.corpus import Corpus
 
@@ -72,7 +72,7 @@ def test_workers_find_the_same_and_a_sample_can_be_drawn(found: Check, odd: Path
 def test_the_command_prints_a_table_and_writes_a_file(odd, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     output = tmp_path / "out" / "check.json"
-    data_check.check([str(odd)], output=output, workers=1)
+    data.check([str(odd)], output=output, workers=1)
     lines = capsys.readouterr().out.splitlines()
     answers = dict(line.strip().split("   ", 1) for line in lines if "   " in line.strip())
     answers = {name: value.strip() for name, value in answers.items()}

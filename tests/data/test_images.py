@@ -87,9 +87,8 @@ def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="the image is not an image"):
             read_image(data)
     (tmp_path / "empty").mkdir()
-    for paths, words in (([], "no image given"), ([tmp_path / "empty"], "has no image")):
-        with pytest.raises(InputError, match=words):
-            find_images(paths)
+    with pytest.raises(InputError, match="has no image"):
+        find_images([tmp_path / "empty"])
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"])

@@ -20,7 +20,7 @@ from diffclip.data.published_files import open_choices
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
-from diffclip.evaluation.mmvp import COLUMNS, group_hits, mmvp, open_pairs, statement_hits
+from diffclip.evaluation.minimal_pairs import COLUMNS, group_hits, mmvp, open_pairs, statement_hits
 from diffclip.evaluation.run import open_for, run_task
 from diffclip.scenes import PATTERNS, minimal_pair
 from diffclip.scenes.write import write_choices, write_pairs

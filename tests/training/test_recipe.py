@@ -25,7 +25,7 @@ from diffclip.model_source import read_config
 from diffclip.training.logging import duration
 from diffclip.training.optimizer import learning_rate, make_optimizer
 from diffclip.training.plan import plan_run
-from diffclip.training.recipe import Recipe, model_fields, parse_recipe, read_recipe, to_yaml
+from diffclip.training.recipe import Recipe, model_fields, parse_recipe, read_recipe
 from diffclip.training.recipe_file import find_recipe, recipe_folders
 from diffclip.weights import save_weights
 
@@ -145,7 +145,7 @@ def test_a_recipe_can_leave_its_model_to_its_weights(fields, saved, tmp_path) ->
     assert recipe.data.statistics == "openai"
     assert recipe.config() == read_config(saved)
     # what it was stands in the recipe as resolved, which needs the weights no more
-    (tmp_path / "resolved.yaml").write_text(to_yaml(recipe).replace(str(saved), "gone"))
+    (tmp_path / "resolved.yaml").write_text(recipe.to_yaml().replace(str(saved), "gone"))
     again = read_recipe(tmp_path / "resolved.yaml")
     assert again == recipe.model_copy(update={"weights": "gone"})
     sized = parse_recipe(of_weights(fields, saved, image_size=48, loss="siglip"), "test").config()

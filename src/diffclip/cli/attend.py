@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from diffclip.cli.console import read_images, say_skipped
+from diffclip.cli.console import Device, read_images, say_skipped, showing_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.focus.view import View
@@ -52,7 +52,7 @@ def attend(
     ] = None,
     patch: Annotated[str | None, typer.Option(help=_PATCH, metavar="ROW,COLUMN")] = None,
     output: Annotated[list[Path] | None, typer.Option(help=_OUTPUT)] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Draw where models look in images, and which patches and words support your texts.
 
@@ -87,7 +87,6 @@ def attend(
         for written_to in (path, *(path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)):
             check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != _ARRAYS]
-    from diffclip.cli.progress import showing_progress
     from diffclip.focus.attend import attend as attend_to
     from diffclip.focus.attend import write_arrays
     from diffclip.report.attention import attend_figures, seen_by, write_figures

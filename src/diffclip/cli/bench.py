@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.console import print_table
-from diffclip.cli.progress import showing_progress
+from diffclip.cli.console import Device, print_table, showing_progress
 from diffclip.errors import InputError
 from diffclip.model_source import pick_device
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def bench(
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
+    device: Device = "auto",
     seconds: Annotated[float, typer.Option(min=0.1, help="Time to measure, approximately.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     tune: Annotated[bool, typer.Option("--tune", help="First search the GPU kernels' block sizes.")] = False,
@@ -60,11 +59,7 @@ def bench(
 
 
 def _tune(place: torch.device) -> None:
-    """Search the kernels' block sizes for both towers and keep them.
-
-    Raises:
-        InputError: there are no kernels for this device.
-    """
+    """Search the kernels' block sizes for both towers and keep them."""
     from diffclip.attention import fused
     from diffclip.benchmarking.attention import DTYPES, SHAPES
     from diffclip.benchmarking.operators import make_inputs

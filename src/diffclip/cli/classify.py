@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.console import read_images, say_skipped
+from diffclip.cli.console import Device, ModelName, print_table, read_images, say_skipped, showing_progress
 from diffclip.errors import InputError, explained
 from diffclip.files import printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
@@ -33,10 +33,8 @@ def classify(
     template: Annotated[str, typer.Option(help="Text for a label, with {c} for it.")] = "a photo of a {c}.",
     top: Annotated[int, typer.Option(min=1, help="Show this many labels per image.")] = 5,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per image.")] = False,
-    model_name: Annotated[
-        str | None, typer.Option(help="Model in a published file that fits several.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
+    model_name: ModelName = None,
+    device: Device = "auto",
 ) -> None:
     """Label images with labels of your own, with probabilities.
 
@@ -52,8 +50,6 @@ def classify(
     from diffclip.data.images import find_images
 
     files = find_images(images)
-    from diffclip.cli.progress import showing_progress
-
     place = pick_device(device)
     loaded = load_for_use(model, model_name)
     loaded.model.to(place)
@@ -73,11 +69,8 @@ def classify(
 
 
 def parse_labels(labels: str) -> list[str]:
-    """Split labels between commas, or read those in the file after an @, one per line.
-
-    Raises:
-        InputError: an empty label, the same label twice (whatever its case), or a file that cannot be read.
-    """
+    """Split labels between commas, or read those in the file after an @, one per line; raise `InputError` for an empty
+    label or the same one twice (whatever its case)."""
     if labels.startswith("@"):
         file = Path(labels[1:])
         with explained(f"cannot read labels from {file}", "give a text file with one label per line"):
@@ -99,11 +92,7 @@ def parse_labels(labels: str) -> list[str]:
 def _probabilities(
     loaded: Loaded, images: Iterator[tuple[Path, Image.Image]], names: list[str], template: str
 ) -> list[tuple[Path, list[float]]]:
-    """Compute the probabilities of the labels for each image.
-
-    Raises:
-        InputError: as `images`, or the weights give numbers that are not finite.
-    """
+    """Compute the probabilities of the labels for each image."""
     import torch
 
     from diffclip.evaluation.embed import build_classifier, embed_images, evaluating
@@ -125,8 +114,6 @@ def _probabilities(
 def _show(results: list[dict[str, Any]]) -> None:
     from rich.bar import Bar
     from rich.text import Text
-
-    from diffclip.cli.console import print_table
 
     rows: list[Any] = []
     for result in results:

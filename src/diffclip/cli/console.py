@@ -1,12 +1,16 @@
-"""Tables on the terminal, images that a user names, and skipped files in one line."""
+"""Options that several commands have; tables, progress and skipped files on the terminal; images that a user names."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import printable
@@ -18,6 +22,12 @@ if TYPE_CHECKING:
     from diffclip.data.workers import Progress
 
 _NAMED = 5
+_SECONDS_A_LINE = 15.0
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")]
+ModelName = Annotated[str | None, typer.Option(help="Model in a published file that fits several.")]
+Processes = Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)]
+Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe.", metavar="[KEY=VALUE]...")]
 
 
 def table_console() -> Console:
@@ -68,11 +78,8 @@ def none_readable(faults: Sequence[Fault]) -> InputError:
 def read_images(
     files: Sequence[Path], named: Sequence[Path], progress: Progress, faults: list[Fault]
 ) -> Iterator[tuple[Path, Image.Image]]:
-    """Yield each of `files` that can be read with its image, RGB; add the others to `faults`.
-
-    Raises:
-        InputError: one of the files in `named`, or all others, cannot be read.
-    """
+    """Yield each of `files` that can be read with its image, RGB; add the others to `faults`. `InputError` is raised
+    where one in `named`, or all others, cannot be read."""
     from diffclip.data.images import read_image
 
     given = set(named)
@@ -88,3 +95,53 @@ def read_images(
         progress("images", 1, None)
     if len(faults) == len(files):
         raise none_readable(faults)
+
+
+@contextmanager
+def showing_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
+    """Yield a callback that shows a bar, with `title` behind it, for each kind of item; the bars vanish when the block
+    ends. `totals` has the number of items of each kind that the caller of the callback does not know."""
+    if not sys.stderr.isatty():
+        yield _lines(title, totals)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TaskProgressColumn(show_speed=True),
+        TimeRemainingColumn(),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}", markup=False),
+    )
+    bars = Bars(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, TaskID] = {}
+
+    def advance(what: str, done: int, total: int | None) -> None:
+        if what not in tasks:
+            tasks[what] = bars.add_task(f"{what}: {title}", total=total or totals.get(what))
+        bars.advance(tasks[what], done)
+
+    with bars:
+        yield advance
+
+
+def _lines(title: str, totals: Mapping[str, int]) -> Progress:
+    """Return a callback that prints a line every 15 seconds."""
+    called = told = time.monotonic()
+    counts: dict[str, int] = {}
+    since: dict[str, float] = {}
+
+    def advance(what: str, done: int, total: int | None) -> None:
+        nonlocal called, told
+        counts[what] = counts.get(what, 0) + done
+        total, now = total or totals.get(what), time.monotonic()
+        since.setdefault(what, called)
+        called = now
+        if total and counts[what] < total and now - told > _SECONDS_A_LINE:
+            told = now
+            left = (now - since[what]) * (total - counts[what]) / counts[what]
+            share = 100 * counts[what] / total
+            print(f"{share:3.0f} %, {left:.0f} s left: {what}: {title}", file=sys.stderr, flush=True)
+
+    return advance

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from diffclip.cli.console import ModelName
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
 from diffclip.model_source import find_model, load_for_use
@@ -36,9 +37,7 @@ def convert(
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the parts that --to-differential adds.")] = 0,
-    model_name: Annotated[
-        str | None, typer.Option(help="Model in a published file that fits several.")
-    ] = None,
+    model_name: ModelName = None,
 ) -> None:
     """Convert weights between the published .pt, our saved folders and transformers; from open_clip to ours.
 

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from diffclip.cli.console import showing_progress
+
 
 @contextmanager
 def stops_explained(folder: Path) -> Iterator[None]:
@@ -46,7 +48,6 @@ def demo(
     require_group("train", "lightning", "tensorboard", "matplotlib")
     with stops_explained(folder):
         from diffclip.cli.evaluate_table import show_records
-        from diffclip.cli.progress import showing_progress
         from diffclip.demo import run_demo
 
         page, records = run_demo(folder, print, lambda part: showing_progress(part, {}), seeds)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from diffclip.cli.console import say_skipped
+from diffclip.cli.console import Device, ModelName, say_skipped, showing_progress
 from diffclip.data.published_sets import BUILT_IN, set_folder
 from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
 
@@ -76,15 +76,13 @@ def evaluate(
     prompt: Annotated[str | None, typer.Option(help=_PROMPT)] = None,
     output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print records as JSON lines.")] = False,
-    model_name: Annotated[
-        str | None, typer.Option(help="Model in a published file that fits several.")
-    ] = None,
+    model_name: ModelName = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="Image size in pixels; default: the model's.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in a batch.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Measure models on a set, or with a whole suite of tasks, and print a table.
 
@@ -95,7 +93,6 @@ def evaluate(
     Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
     the records.
     """
-    from diffclip.cli.progress import showing_progress
     from diffclip.errors import DiffCLIPError, InputError, require_group
 
     require_group("report", "pandas", "scipy", "statsmodels")

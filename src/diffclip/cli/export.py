@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diffclip.cli.progress import showing_progress
+from diffclip.cli.console import ModelName, showing_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
 from diffclip.model_source import MODEL_HELP, load_for_use
@@ -18,9 +18,7 @@ def export(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     image_size: Annotated[int | None, typer.Option(min=1, help="Fixed image size in pixels.")] = None,
-    model_name: Annotated[
-        str | None, typer.Option(help="Model in a published file that fits several.")
-    ] = None,
+    model_name: ModelName = None,
 ) -> None:
     """Write both towers as ONNX, to be used without torch; files are kept only if onnxruntime agrees with torch.
 

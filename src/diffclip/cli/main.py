@@ -19,14 +19,11 @@ from diffclip.cli.bench import bench
 from diffclip.cli.benchmark import SETTINGS, benchmark
 from diffclip.cli.classify import classify
 from diffclip.cli.convert import convert
-from diffclip.cli.data_check import check
+from diffclip.cli.data import data
 from diffclip.cli.demo import demo
-from diffclip.cli.download import download
 from diffclip.cli.evaluate import evaluate
 from diffclip.cli.explore import explore
 from diffclip.cli.export import export
-from diffclip.cli.make_scenes import make_scenes
-from diffclip.cli.make_shards import make_shards
 from diffclip.cli.push import push
 from diffclip.cli.report import report
 from diffclip.cli.search import search
@@ -54,11 +51,6 @@ for command in (
 
 app.command("benchmark", context_settings=SETTINGS)(benchmark)
 
-data = typer.Typer(help="Draw, pack, download and check data.", no_args_is_help=True)
-data.command("make-scenes")(make_scenes)
-data.command("make-shards")(make_shards)
-data.command("download")(download)
-data.command("check")(check)
 app.add_typer(data, name="data")
 app.add_typer(vlm, name="vlm")
 

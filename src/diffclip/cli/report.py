@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,16 +90,13 @@ def report(
     if written and output is markdown is figures is tables is None:
         typer.echo(f"wrote {save}")
         return
-    named = ["--title", title] if title else []
+    command = shlex.join(["diffclip", *sys.argv[1:]])
     built = build_report(read_results(paths), paths, title, paper)
     looks = _attention(paths, attention) if attention else {}
     if output is not None:
-        rest = [*named, *(["--paper"] if paper else []), *(["--attention", attention] if attention else [])]
-        command = _command(paths, "--output", output, *rest)
         written.append(write_page(output, built, command, list(looks.values())))
     if markdown is not None:
-        place = [*(["--figures", figures] if figures else []), *named]
-        written += write_markdown(markdown, built, _command(paths, "--markdown", markdown, *place), figures)
+        written += write_markdown(markdown, built, command, figures)
     elif figures is not None:
         written += write_figures(figures, built)
     if figures is not None and looks:
@@ -132,8 +130,3 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
             "--attention: none of the runs has a checkpoint: name run folders with their weights"
         )
     return paper_figures(models, Sets().open(Entry(None, name)))
-
-
-def _command(paths: list[Path], *rest: object) -> str:
-    """Return the command line that makes the same again."""
-    return shlex.join(["diffclip", "report", *map(str, paths), *map(str, rest)])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.console import none_readable, print_table, say_skipped
+from diffclip.cli.console import Device, ModelName, none_readable, print_table, say_skipped, showing_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable, write_atomically
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
@@ -31,10 +31,8 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per image.")] = False,
     index: Annotated[Path | None, typer.Option(help="Folder of the index; default: in the cache.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images ahead.")] = 0,
-    model_name: Annotated[
-        str | None, typer.Option(help="Model in a published file that fits several.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
+    model_name: ModelName = None,
+    device: Device = "auto",
 ) -> None:
     """Find images in a folder by what they show.
 
@@ -92,8 +90,6 @@ def search(
 
 def _update(images: ImageIndex, workers: int) -> None:
     """Update the index and print the changes on stderr. An index that cannot be written is used as it is."""
-    from diffclip.cli.progress import showing_progress
-
     try:
         with showing_progress("index", {}) as progress:
             done = images.update(progress, workers=workers)

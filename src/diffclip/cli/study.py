@@ -6,10 +6,12 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer.exceptions import TyperException
+
+from diffclip.cli.console import Changes
 
 _INTERRUPTED = 130
 # the groups of study.plan, so that a wrong one is told before it is imported
@@ -18,9 +20,7 @@ _GROUPS = ("sweep", "models", "ablations")
 
 def study(
     recipe: Annotated[str, typer.Argument(help="A study's YAML file, or the name of a built-in study.")],
-    changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the study.", metavar="[KEY=VALUE]...")
-    ] = None,
+    changes: Changes = None,
     data: Annotated[Path, typer.Option(help="Folder of the published sets.")] = Path("sets"),
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: runs/STUDY.")] = None,
     output: Annotated[
@@ -38,13 +38,13 @@ def study(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Stop after so many minutes and save all; the same command continues."),
+        typer.Option(min=0.1, help="Stop after so many minutes and save all; the same command continues."),
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Group of runs: sweep, models or ablations; may be repeated. Default: all."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="The device.")] = "auto",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints of finished runs.")] = False,
     dry_run: Annotated[
         bool,
@@ -71,12 +71,8 @@ def study(
     from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
     from diffclip.training.recipe_file import find_recipe
 
-    if minutes is not None and minutes <= 0:
-        raise InputError(f"--minutes {minutes:g} is too short: give a number above 0, or leave it out")
     if pilot is not None and not dry_run:
         raise InputError("--pilot is for --dry-run: add --dry-run, or leave --pilot out")
-    if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"--device {device} is not for studies: give auto, cpu or cuda")
     for group in only or ():
         if group not in _GROUPS:
             raise unknown("group of runs", group, _GROUPS)

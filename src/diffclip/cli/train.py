@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from diffclip.cli.console import say_skipped
+from diffclip.cli.console import Changes, say_skipped
 
 
 def train(
@@ -18,9 +18,7 @@ def train(
             "With --resume --run FOLDER it is optional: the run has its own."
         ),
     ] = None,
-    changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe.", metavar="[KEY=VALUE]...")
-    ] = None,
+    changes: Changes = None,
     run: Annotated[
         Path | None, typer.Option("--run", "-r", help="The run's folder; default: runs/RECIPE-MODEL-sSEED.")
     ] = None,

@@ -31,8 +31,7 @@ def show_dry_run(
 ) -> None:
     """Print the plan of a run on `hardware`, whose GPUs need not be here, after a look at its data; write nothing.
 
-    Raises:
-        InputError: the run could not start; all reasons but the last have been told on stderr.
+    The reasons why the run could not start are told on stderr, and the last one is raised as `InputError`.
     """
     devices = hardware.devices
     if devices == "auto":  # of this node, which may plan for many

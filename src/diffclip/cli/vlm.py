@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffclip.cli.console import Changes, Device, showing_progress
+
 if TYPE_CHECKING:
     import torch
 
@@ -38,9 +40,7 @@ def train(
     stage: Annotated[
         int, typer.Option(min=1, max=2, help="1 trains the connector, 2 connector and language model.")
     ],
-    changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe.", metavar="[KEY=VALUE]...")
-    ] = None,
+    changes: Changes = None,
     run: Annotated[Path | None, typer.Option(help="Default: runs/RECIPE-stageN-sSEED.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
 ) -> None:
@@ -77,7 +77,7 @@ def ask(
     model: Annotated[
         Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.", exists=True)
     ],
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each answer.")] = False,
 ) -> None:
     """Ask a trained model about an image, with greedy decoding.
@@ -115,7 +115,7 @@ def evaluate(
     ] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Ask without images: how much is guessed?")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions in a batch.")] = 16,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Ask models POPE's questions, "Is there a dog in the image?", and count the right answers.
 
@@ -145,16 +145,11 @@ def evaluate(
 def evaluate_models(
     models: Sequence[str], questions: QuestionSet, output: Path, batch_size: int, device: torch.device
 ) -> None:
-    """Ask each model all questions, write its records to `output`, and print a table.
-
-    Raises:
-        InputError: a source has no model, an image cannot be read, or memory is too small.
-    """
+    """Ask each model all questions, write its records to `output`, and print a table."""
     import torch
 
     import diffclip
     from diffclip.cli.evaluate_table import show_records
-    from diffclip.cli.progress import showing_progress
     from diffclip.data.images import read_image
     from diffclip.data.index import digest_of
     from diffclip.errors import InputError
@@ -256,15 +251,10 @@ def demo(
 def run_vlm_demo(
     folder: Path, seeds: Sequence[int], say: Callable[[str], None], settings: DemoSettings | None = None
 ) -> Path:
-    """Train and evaluate everything in `folder`; return its page, `report.html`.
-
-    Raises:
-        InputError: the folder has other files, or the disk is full.
-        StoppedError: a signal asked to stop a training; the next call goes on.
-    """
+    """Train and evaluate everything in `folder`; return its page, `report.html`. A signal to stop a training raises
+    `StoppedError`; the next call goes on."""
     import torch
 
-    from diffclip.cli.progress import showing_progress
     from diffclip.report.page import write_report
     from diffclip.scenes.questions import TOPICS
     from diffclip.vlm.demo import DemoSettings, train_models

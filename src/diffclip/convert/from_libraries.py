@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from diffclip.config import OPEN_CLIP, STATISTICS, TRANSFORMERS, VOCABULARY, mlp_ratio, parse_config
 from diffclip.errors import InputError, explained, require_group, unknown
+from diffclip.evaluation.embed import evaluating
 from diffclip.model import CLIP
 from diffclip.published import from_published
 
 _Encode = Callable[[Tensor], Any]
 # of the largest feature; float32 sums in another order differ by about 1e-6
 _TOLERANCE = 1e-4
-END_OF_TEXT = VOCABULARY - 1
-"""The largest id that the core's tokenizer gives."""
+END_OF_TEXT = VOCABULARY - 1  # the largest id that the core's tokenizer gives
 _OPEN_CLIP_NAMES = (
     (r"^text\.", ""),
     (r"^visual\.class_embedding$", "visual.cls_token"),
@@ -243,7 +243,6 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
         for name, value in model.named_parameters()
     }
     converted = _assemble(fields, theirs, _TRANSFORMERS_NAMES, source)
-
     _check_outputs(
         converted,
         model,
@@ -294,7 +293,6 @@ def _assemble(
     return model
 
 
-@torch.no_grad()
 def _check_outputs(
     model: CLIP, original: nn.Module, image: _Encode, text: _Encode, source: str, end: int | None = None
 ) -> None:
@@ -309,15 +307,11 @@ def _check_outputs(
     tokens = torch.randint(1, end, (2, length), generator=generator)
     tokens[0, -1], tokens[1, length // 2] = end, end
     tokens[1, length // 2 + 1 :] = 0
-    was_training = original.training
-    original.eval()
-    try:
+    with evaluating(original):
         pairs = {
             "image": (model.encode_image(images), image(images)),
             "text": (model.encode_text(tokens), text(tokens)),
         }
-    finally:
-        original.train(was_training)
     for what, (ours, theirs) in pairs.items():
         gap = float((ours - theirs.float()).abs().max())
         if not gap <= _TOLERANCE * float(theirs.abs().max()):
@@ -363,8 +357,7 @@ def quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(level)

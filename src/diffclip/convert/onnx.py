@@ -105,7 +105,12 @@ def export_onnx(
             exported.append(Exported(tower, folder / tower.file, size, error))
             on_tower()
         if tokenizer is not None:
-            _write_tokenizer(tokenizer, model.config.text.context_length, temporary / TOKENIZER_FILE)
+            from tokenizers import Tokenizer
+
+            made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            made.enable_truncation(model.config.text.context_length)
+            made.enable_padding(pad_id=0, pad_token=made.id_to_token(0))
+            made.save(str(temporary / TOKENIZER_FILE))
         text = json.dumps(described(model, tokenizer is not None), indent=2)
         write_text(temporary / CONFIG_FILE, text + "\n")
     return exported
@@ -176,16 +181,6 @@ def _check(tower: Tower, file: Path) -> float:
             f"the {tower.name} tower in onnxruntime is {error:.1e} from torch where {TOLERANCE:.0e} is allowed"
         )
     return error
-
-
-def _write_tokenizer(tokenizer: Any, context_length: int, file: Path) -> None:
-    """Write a file for the library `tokenizers` that cuts texts to the context and pads a batch to its longest."""
-    from tokenizers import Tokenizer
-
-    made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    made.enable_truncation(context_length)
-    made.enable_padding(pad_id=0, pad_token=made.id_to_token(0))
-    made.save(str(file))
 
 
 def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:

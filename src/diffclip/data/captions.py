@@ -62,11 +62,7 @@ def read_captions(file: Path) -> Captions:
 
 
 def read_text(file: Path) -> str:
-    """Read a text file.
-
-    Raises:
-        InputError: it is no UTF-8 text, or cannot be read.
-    """
+    """Read a text file, or raise `InputError` where it is no UTF-8 text or cannot be read."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -80,8 +80,6 @@ class Corpus:
         faults: what is skipped: broken shards, samples without an image or a caption.
         sources: of each its name (`spec`), its numbers of `shards` and of usable `samples`, its `weight`.
         layout: the usable samples of each shard, and the weights.
-        window: as given, or 16 where a shard is remote.
-        is_remote: whether any shard is.
 
     Raises:
         InputError: shards are missing, or not a single sample is usable.
@@ -148,20 +146,14 @@ class Corpus:
         return digest_of([[shard.name.rpartition("/")[2], shard.header.stamp] for shard in self._shards])
 
     def order_identity(self) -> str:
-        """A digest of everything but the seed that decides the order of an epoch.
-
-        It stays the same where shards are copied to another place, and is the same in all processes of a run.
-        """
+        """A digest of everything but the seed that decides the order of an epoch, not of the place of the shards."""
         shards = [[shard.name.rpartition("/")[2], shard.usable] for shard in self._shards]
         sizes = [len(source) for source in self.layout.sources]
         return digest_of([shards, sizes, list(self.layout.weights), self.window])
 
     def read(self, i: int) -> Sample | Fault:
-        """Read and decode usable sample `i`, or return its fault or its shard's.
-
-        Raises:
-            DiffCLIPError: a remote shard cannot be copied.
-        """
+        """Read and decode usable sample `i`, or return its fault or its shard's. A remote shard that cannot be copied
+        raises `DiffCLIPError`, here and in `decode` and `fetch`."""
         if self._decoded:
             return self._decoded[i]
         number = int(self._ends.searchsorted(i, side="right"))
@@ -183,12 +175,8 @@ class Corpus:
             return sample_fault(name, error, "caption")
 
     def decode(self) -> None:
-        """Decode all samples once and keep them in memory, which forked data workers share.
-
-        Raises:
-            InputError: they are larger than the memory of the machine.
-            DiffCLIPError: a remote shard cannot be copied.
-        """
+        """Decode all samples once and keep them in memory, which forked data workers share, or raise `InputError` where
+        they are larger than the memory of the machine."""
         limit, size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
         decoded = []
         for i in range(self.samples):
@@ -211,11 +199,7 @@ class Corpus:
                 write_index(file, tar.header, tar.table)
 
     def fetch(self, number: int) -> None:
-        """Copy a shard that is remote, unless its samples are in memory.
-
-        Raises:
-            DiffCLIPError: it cannot be copied.
-        """
+        """Copy a shard that is remote, unless its samples are in memory."""
         if is_remote(self._shards[number].place) and not self._decoded:
             self._copies.copy(self._shards[number].place)
 
@@ -250,10 +234,7 @@ def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
 def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
     """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
 
-    Blank captions are dropped.
-
-    Raises:
-        InputError: no caption, none that is not blank, or a member that cannot be read.
+    Blank captions are dropped. No other caption, or a member that cannot be read, raises `InputError`.
     """
     extension = next((member for member in caption_members(caption_key) if member in sample), None)
     if extension is None:

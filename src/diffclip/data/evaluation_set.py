@@ -28,7 +28,6 @@ class FolderSource:
     """Images below one folder: image files, or the items of a map-style dataset as torchvision's.
 
     Args:
-        folder: holds all the files.
         keys: paths in it, with forward slashes; numbers for a dataset that keeps no list of its files.
         dataset: its items are a PIL image and something else.
     """
@@ -89,11 +88,8 @@ class EvaluationSet:
 
     Attributes:
         name: the set's name, for a folder that of the folder.
-        split: which split.
-        kind: what the set is for.
         classnames: by label; empty for retrieval.
         templates: prompts with `{c}` for the class name; empty for retrieval.
-        source: where the images come from.
         indices: the numbers in `source` of the set's samples.
         labels: one per sample for classification, else empty.
         captions: one or more per sample for retrieval, the texts of its masks for masks, else empty.

@@ -95,13 +95,9 @@ def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """List the image files among `paths`: files as they are, folders searched to the bottom in sorted order.
 
-    Hidden files and folders are left out; a file reached twice is listed once.
-
-    Raises:
-        InputError: no path at all, a path that does not exist, a folder without images.
+    Hidden files and folders are left out; a file reached twice is listed once. A path that does not exist, or a folder
+    without images, raises `InputError`.
     """
-    if not paths:
-        raise InputError("no image given: name image files or folders of them")
     found: list[Path] = []
     for path in map(Path, paths):
         inside = _images_in(path) if path.is_dir() else [path]

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import re
-import signal
 import sys
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -30,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.data.images import IMAGE
+from diffclip.data.workers import data_loader, watched
 from diffclip.errors import Fault, InputError
 from diffclip.files import cache_folder, cores, write_atomically
 
@@ -94,11 +92,8 @@ class Tar(NamedTuple):
         return f"{self.path}:{self.key(row)}"
 
     def members(self, row: int, extensions: Iterable[str]) -> dict[str, bytes]:
-        """Read the members of a sample that have one of `extensions`.
-
-        Raises:
-            InputError, OSError: the file ends before a member does, or cannot be read.
-        """
+        """Read the members of a sample that have one of `extensions`; raise `InputError` or `OSError` where the file
+        ends before a member does or cannot be read."""
         found, places = {}, self.table[row]
         # named, so that no thread's turn closes it
         file = self.file or _open_file(self.path, self.header.stamp)
@@ -264,13 +259,6 @@ def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
     todo = [path for path in kept if path not in tars]
     if len(todo) <= 8:  # scanned before other processes have started; threads would not run at once
         return tars | {path: open_tar(path) for path in todo}
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    with ProcessPoolExecutor(cores(), context, initializer=_end_with_parent) as pool:
-        print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-        return tars | dict(zip(todo, pool.map(open_tar, todo), strict=True))
-
-
-def _end_with_parent() -> None:
-    # a handler of the parent would keep this process from ending with the pool
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
+    scanning = data_loader(todo, cores(), batch_size=None, collate_fn=open_tar)
+    return tars | dict(zip(todo, watched(scanning), strict=True))

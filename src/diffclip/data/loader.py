@@ -55,14 +55,12 @@ class CaptionLoader:
         transform: uint8 [3, H, W] and a seed in [0, 2^64) → uint8 [3, S, S].
         tokenizer: n texts → int64 [n, L].
         batch_size: samples per batch, over all processes; the last incomplete batch of an epoch is dropped.
-        seed: not negative.
         workers: processes that read ahead, which signals to the whole job do not end; 0 reads in this one.
         rank: the number of this process.
         world: how many processes share each batch.
         timeout: seconds after which workers that give nothing are an error; not for remote shards.
 
     Attributes:
-        corpus: where the samples are.
         samples: how many samples an epoch shows, over all processes.
         batches_per_epoch: how many batches an epoch has, the same number in every process.
         dropped: how many samples an epoch leaves out because they do not fill a batch, over all processes.
@@ -114,10 +112,8 @@ class CaptionLoader:
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """Yield this process's part of the batches of an epoch from `start_batch` on, without reading earlier ones.
 
-        With workers, which all epochs share, starting an epoch ends the one before.
-
-        Raises:
-            DiffCLIPError: a worker died, another epoch was started meanwhile, or no data came for the time set.
+        With workers, which all epochs share, starting an epoch ends the one before. A worker that died, or no data for
+        the time set, raises `DiffCLIPError`.
         """
         mine = self._jobs.now = ((epoch, items) for items in self._items(epoch, start_batch))
         for batch in watched(self._loader):

@@ -48,10 +48,8 @@ class Made:
 def find_captions(source: Path) -> dict[str, Path]:
     """Find the files of captions in a folder of images, by split; the split "" is a file for all of them.
 
-    Files whose names say a split (`flickr8k_train_karpathy.txt`, `captions_val2017.json`) come before one for all.
-
-    Raises:
-        InputError: no such file, or several.
+    Files whose names say a split (`flickr8k_train_karpathy.txt`, `captions_val2017.json`) come before one for all. No
+    such file, or several, raise `InputError`.
     """
     if not source.is_dir():
         raise InputError(f"{source} is not a folder: give the folder that holds the images")

@@ -49,11 +49,8 @@ _IMAGES = {
 
 
 def open_files(name: str, split: str, place: Path) -> EvaluationSet:
-    """Open one split from files in `place` that are no shards.
-
-    Raises:
-        InputError: no such set or split; it is not there, or not whole; clip_benchmark is needed and missing.
-    """
+    """Open one split from files in `place` that are no shards, or raise `InputError` where it is not there or not
+    whole, or clip_benchmark is needed and missing."""
     if not is_there(name, split, place):
         raise not_there(name, place.parent, split)
     reader = PUBLISHED[name].reader
@@ -200,10 +197,7 @@ def open_choices(name: str, folder: Path) -> ChoiceSet:
 
     It has a JSON file per kind of negative, `{"0": {"filename", "caption", "negative_caption"}, …}` as published
     (github.com/RAIVNLab/sugar-crepe, `data/`). The images are in its `val2017`, or in that of `mscoco_captions` beside
-    it.
-
-    Raises:
-        InputError: no JSON file, one that has no such items, or images that are missing.
+    it. A file without such items, or images that are missing, raise `InputError`.
     """
     files = sorted(folder.glob("*.json"))
     if not files:

@@ -35,14 +35,11 @@ class PublishedSet:
     """A published set to evaluate on.
 
     Attributes:
-        title: its usual name.
         size: of the download, such as "170 MB".
-        home: the publisher's page.
         reader: clip_benchmark's builder with torchvision's download; or our reader of ImageNet's class folders, or of
             images with captions; only the task mmvp reads "pairs", and sugarcrepe reads "choices".
         files: the needed files in ROOT/NAME, with {split} for the publisher's name of the split: the folder of
             images, then the file of captions.
-        splits: those that can be opened.
         archives: to fetch and unpack, where torchvision does not.
         by_hand: the shell commands for a set that must be fetched by hand, with the reason as a comment; {place} is
             ROOT/NAME.
@@ -180,11 +177,7 @@ def parts_of(split: str) -> tuple[str, int | None, int | None]:
 
 
 def is_there(name: str, split: str, place: Path) -> bool:
-    """Tell whether the shards or files of one split lie in `place`, by their names.
-
-    Raises:
-        InputError: it has no such split.
-    """
+    """Tell whether the shards or files of one split lie in `place`, by their names; `InputError` for no such split."""
     if any((place / split).glob("*.tar")):
         return True
     splits = PUBLISHED[name].splits
@@ -233,11 +226,8 @@ def command_for(name: str, root: str | Path) -> str:
 
 
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
-    """Return the folder of a set: of a built-in one, ROOT/NAME, or `source` itself.
-
-    Raises:
-        InputError: no such set or folder, or a built-in set that has not been drawn.
-    """
+    """Return the folder of a set: of a built-in one that has been drawn, ROOT/NAME, or `source` itself; raise
+    `InputError` where there is none."""
     name, folder = str(source), Path(source).expanduser()
     if name in BUILT_IN:
         if not built_in_folder().is_dir():

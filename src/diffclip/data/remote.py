@@ -53,11 +53,8 @@ def shown(text: str) -> str:
 def expand_remote(spec: str) -> list[str]:
     """List the addresses that `spec` names: an address with braces or `*`, or a folder of .tar files (`…/`).
 
-    Listed addresses come in natural order; single ones are not looked at.
-
-    Raises:
-        InputError: braces that do not pair, an unknown protocol, nothing there, or no shards.
-        DiffCLIPError: the place does not answer.
+    Listed addresses come in natural order; single ones are not looked at. A wrong address, or one without shards,
+    raises `InputError`; a place that does not answer raises `DiffCLIPError`.
     """
     found: list[str] = []
     for address in expand_braces(spec):
@@ -89,20 +86,13 @@ class RemoteShards:
         self._marks: dict[str, str] = {}
 
     def headers(self, addresses: Sequence[str]) -> dict[str, Header]:
-        """The header of each shard's index. One that does not exist or is broken has `faults`.
-
-        Raises:
-            DiffCLIPError: an address does not answer, or refuses; a shard without an index cannot be copied.
-        """
+        """The header of each shard's index. One that does not exist or is broken has `faults`; an address that does not
+        answer raises `DiffCLIPError`."""
         with ThreadPoolExecutor(_QUESTIONS) as pool:
             return dict(zip(addresses, pool.map(self._header, addresses), strict=True))
 
     def copy(self, address: str) -> Path:
-        """The local copy of a shard, fetched by one process while others wait for it.
-
-        Raises:
-            DiffCLIPError: the address does not answer, or the copy cannot be written.
-        """
+        """The local copy of a shard, fetched by one process while others wait; `DiffCLIPError` where that fails."""
         key = hashlib.sha256(f"{address} {self._marks[address]}".encode()).hexdigest()[:20]
         copy = self._folder / f"{key}.tar"
         with others_wait(self._folder / f".{key}.lock"):

@@ -65,20 +65,12 @@ class Shards:
         return tar.name(row)
 
     def sample(self, i: int, extensions: Sequence[str] = MEMBERS) -> dict[str, bytes]:
-        """Read the members of sample `i` by extension.
-
-        Raises:
-            InputError, OSError: the shard cannot be read, or has become shorter since it was indexed.
-        """
+        """Read the members of sample `i` by extension, with the errors of `Tar.members`."""
         tar, row = self._locate(i)
         return tar.members(row, extensions)
 
     def image(self, i: int) -> Image.Image:
-        """Read the image of sample `i` as RGB.
-
-        Raises:
-            InputError, OSError: there is none, it is broken or cannot be read.
-        """
+        """Read the image of sample `i` as RGB; `InputError` or `OSError` where it is missing, broken or unreadable."""
         name = self.name(i)
         return read_image(image_member(self.sample(i, IMAGE), name), name)
 

@@ -35,7 +35,6 @@ class TrainTransform:
     Values in a photograph differ by 2 at most from those of Pillow's resize: torch and Pillow round differently.
 
     Args:
-        image_size: S.
         preprocess: gives the interpolation.
         scale: least and greatest share of the image's area that a crop covers.
         flip: probability of a mirror image.
@@ -95,9 +94,7 @@ class EvalTransform:
     """PIL image → float32 [3, S, S], normalized, S = `image_size`.
 
     The shorter edge is resized to `preprocess.resize` (or S) and the center cropped; or the image is squashed to S×S.
-
-    Raises:
-        InputError: `preprocess.resize` is smaller than S.
+    A `resize` smaller than S raises `InputError`.
     """
 
     def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:

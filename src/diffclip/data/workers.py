@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from diffclip.errors import DiffCLIPError
 
 if TYPE_CHECKING:  # drawing scenes in processes needs no torch
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import DataLoader
 
 Argument = TypeVar("Argument")
 Found = TypeVar("Found")
@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int | None], None]
 """Called with what is counted, how many more are done, and of how many (None: not known)."""
 
 
-def data_loader(dataset: Dataset[Any], workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
+def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
     """A DataLoader whose workers outlive signals to the whole job; `options` are its own.
 
     Args:
@@ -88,11 +88,7 @@ def leave_signals_to_parent(worker: int) -> None:
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yield the batches of `loader`.
-
-    Raises:
-        DiffCLIPError: a worker died, or nothing came for the loader's `timeout`.
-    """
+    """Yield the batches of `loader`; a worker that died, or nothing for its `timeout`, raises `DiffCLIPError`."""
     batches = iter(loader)
     try:
         yield from batches

@@ -113,8 +113,6 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
         "metric": metric,
         "draw": draw,
         "of": names,
-    }
-    fields |= {
         "value": value,
         "count": sum(one.count for one in parts),
         "low": None if below is None else value - below / len(parts),

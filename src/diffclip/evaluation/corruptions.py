@@ -20,7 +20,6 @@ from torch import Tensor
 
 from diffclip.data.images import to_rgb
 from diffclip.data.transforms import EvalTransform
-from diffclip.errors import InputError, unknown
 
 MOST_SEVERE = 5
 PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {
@@ -57,14 +56,7 @@ CORRUPTIONS = tuple(PARAMETERS)
 def parameter(name: str, severity: int, size: int) -> float:
     """Return the parameter of a corruption (see `PARAMETERS`) for images of `size` pixels; beyond the published sizes
     that of the nearest.
-
-    Raises:
-        InputError: unknown corruption, or a severity other than 1 … 5.
     """
-    if name not in PARAMETERS:
-        raise unknown("corruption", name, CORRUPTIONS)
-    if severity not in range(1, MOST_SEVERE + 1):
-        raise InputError(f"severity {severity} is out of range: give 1 to {MOST_SEVERE}")
     sizes = PARAMETERS[name]
     logs = [math.log(known) for known in sizes]
     value = float(np.interp(math.log(size), logs, [values[severity - 1] for values in sizes.values()]))
@@ -100,7 +92,6 @@ class CorruptedTransform(EvalTransform):
     """PIL image → float32 [3, S, S] as `crop` makes it, corrupted after the crop and before the statistics."""
 
     def __init__(self, crop: EvalTransform, name: str, severity: int) -> None:
-        parameter(name, severity, crop.image_size)
         super().__init__(crop.image_size, crop.preprocess)
         self.name, self.severity = name, severity
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
 from diffclip.data.transforms import EvalTransform, Transform
@@ -24,7 +24,7 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 
 @contextmanager
-def evaluating(model: CLIP) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; the mode before is restored, whatever happens inside."""
     was_training = model.training
     model.train(False)
@@ -49,11 +49,7 @@ def embed_texts(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Embed texts: [M, D], unit length, float32, on the model's device.
-
-    Raises:
-        InputError: there is no text, or an embedding is not finite.
-    """
+    """Embed texts: [M, D], unit length, float32, on the model's device; `InputError` if there is none."""
     if not texts:
         raise InputError("there is no text to embed: give at least one")
     device = next(iter(model.parameters())).device
@@ -91,11 +87,7 @@ def embed_captioned(
     batches: Iterable[tuple[Tensor, Sequence[Sequence[str]]]],
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Embed batches of (images [B, 3, S, S], the captions of each): [N, D], [M, D] and the image of each text [M].
-
-    Raises:
-        InputError: there is no image, or no caption, or an embedding is not finite.
-    """
+    """Embed batches of (images [B, 3, S, S], the captions of each): [N, D], [M, D] and the image of each text [M]."""
     features: list[Tensor] = []
     captions: list[Sequence[str]] = []
     for images, own in batches:
@@ -107,11 +99,7 @@ def embed_captioned(
 
 
 def joined(features: list[Tensor]) -> Tensor:
-    """Join batches of image embeddings.
-
-    Raises:
-        InputError: there is none, or an embedding is not finite.
-    """
+    """Join batches of image embeddings; `InputError` if there is none."""
     if not features:
         raise InputError("there is no image to embed: the set is empty")
     return checked(torch.cat(features), "images")
@@ -128,9 +116,6 @@ def build_classifier(
     """Build one unit column per class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
 
     Templates have a place for the class name, `{c}` or `{}`; `batch_size` texts of any classes are embedded at once.
-
-    Raises:
-        InputError: no class, no template, or a template without a place for the name.
     """
     if not classnames or not templates:
         raise InputError(
@@ -143,11 +128,7 @@ def build_classifier(
 
 
 def fill_template(template: str, name: str) -> str:
-    """Put the class name in place of `{c}` (or `{}`); other braces in either are left alone.
-
-    Raises:
-        InputError: the template has no such place.
-    """
+    """Put the class name in place of `{c}` (or `{}`); other braces in either are left alone."""
     for place in ("{c}", "{}"):
         if place in template:
             return template.replace(place, name)

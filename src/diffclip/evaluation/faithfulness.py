@@ -21,8 +21,9 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, checked, embed_images, evaluating
-from diffclip.evaluation.focus import CENTER_PRIOR, IN_GRAPH
+from diffclip.evaluation.focus import CENTER_PRIOR, IN_GRAPH, distinct_texts, texts_in_view
 from diffclip.evaluation.scores import Score, mean_score, with_facts
+from diffclip.focus.maps import patch_grid
 from diffclip.focus.measures import center_prior
 from diffclip.focus.recording import images_at_once
 from diffclip.focus.relevance import image_relevances
@@ -35,22 +36,17 @@ _SEED = 0
 
 
 def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
-    """Measure `insertion_auc` and `deletion_auc` of every order, the relevance first.
-
-    Raises:
-        InputError: the model has a single patch; a set of a single text; no object in view; an embedding is not finite.
-    """
-    words, texts = _texts(setting)
+    """Measure `insertion_auc` and `deletion_auc` of every order, the relevance first."""
+    if isinstance(setting.data, MaskedSet):
+        words = distinct_texts(setting)
+        texts = setting.text_features(words)  # [K, D]
+    else:
+        words, texts = setting.data.classnames, setting.classifier().T
     drawn = np.random.default_rng(_SEED).permutation(len(setting.data))[:MOST_IMAGES]
     # one list of faults, which the caller reads
     data = replace(setting.data.take(sorted(drawn.tolist())), faults=setting.data.faults)
     setting = replace(setting, data=data)
-    model, vision = setting.model, setting.model.config.vision
-    grid = vision.image_size // vision.patch_size
-    if grid < 2:
-        raise InputError(
-            "the model sees an image as a single patch, so there is no order of patches: give another model"
-        )
+    model, grid = setting.model, patch_grid(setting.model)
     if len(words) < 2:
         raise InputError(
             f"{data.name} has one text only, {words[0]!r}, whose probability is always 1: give two or more"
@@ -87,23 +83,12 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     return with_facts(scores, protocol=method, classes=len(words))
 
 
-def _texts(setting: Setting[EvaluationSet]) -> tuple[list[str], Tensor]:
-    """The K texts that the true one is among, and their features [K, D]."""
-    data = setting.data
-    if not isinstance(data, MaskedSet):
-        return data.classnames, setting.classifier().T
-    words = sorted({thing.worded(setting.prompt, setting.words) for own in data.things for thing in own})
-    return words, setting.text_features(words)
-
-
 def _truths(setting: Setting[EvaluationSet], position: int, grid: int, index: Mapping[str, int]) -> list[int]:
     """The true texts of an image: its class, or those of the objects that the model sees."""
-    data, vision = setting.data, setting.model.config.vision
-    if not isinstance(data, MaskedSet):
-        return [data.labels[position]]
-    edge = setting.model.config.preprocess.resize or vision.image_size
-    things, _ = data.coverages(position, vision.image_size, edge, grid)
-    return list(dict.fromkeys(index[thing.worded(setting.prompt, setting.words)] for thing in things))
+    if not isinstance(setting.data, MaskedSet):
+        return [setting.data.labels[position]]
+    texts, _ = texts_in_view(setting, position, grid)
+    return list(dict.fromkeys(index[text] for text in texts))
 
 
 def _maps(

@@ -51,11 +51,7 @@ class Features(NamedTuple):
 
 
 def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features, Features]:
-    """Compute the features of the split `train` beside the tested one, and of the tested one.
-
-    Raises:
-        InputError: the tested split is `train` or a part of it, or there is no `train`.
-    """
+    """Compute the features of the split `train` beside the tested one, and of the tested one."""
     data = setting.data
     if parts_of(data.split)[0] == TRAIN:
         raise InputError(
@@ -68,12 +64,7 @@ def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features
 
 
 def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Features:
-    """Compute the features of a split, once per model; its broken images are told with those of the tested split.
-
-    Raises:
-        InputError: every image is broken, a feature is not finite, images are to be corrupted, or the split has other
-            classes than the tested one.
-    """
+    """Compute the features of a split, once per model; its broken images are told with those of the tested split."""
     if data.classnames != setting.data.classnames:
         # shards and the publisher's files may number the same classes in another order
         raise InputError(

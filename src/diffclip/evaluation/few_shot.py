@@ -52,10 +52,7 @@ class Episodes(NamedTuple):
 def draw_episodes(
     train_labels: Tensor, test_labels: Tensor, classes: int, seed: int, episodes: int
 ) -> Episodes:
-    """Draw episodes that are determined by the labels (int64 [N] and [M]) and the seed, so the same for every model.
-
-    There are at least `WAY` classes, each with at least `SHOT` train images and a test image.
-    """
+    """Draw episodes that are determined by the labels (int64 [N] and [M]) and the seed, so the same for every model."""
     generator = np.random.default_rng(seed)
     chosen = _distinct(generator, np.full(episodes, classes), WAY)
     supports, _ = _of_classes(generator, train_labels.numpy(), classes, chosen, SHOT)
@@ -101,9 +98,6 @@ def score_episodes(
     Episodes share images, so as trials of their own they would make any two models differ "significantly". What is
     resampled, and paired with another model's, are the test images with all answers about them: `hits` holds an answer
     each, weighted so that their mean is that of the episodes, and `clusters` its image.
-
-    Raises:
-        InputError: fewer than `WAY` classes, or a class with fewer than `SHOT` train images or without a test image.
     """
     classes = len(classnames)
     if classes < WAY:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from diffclip.evaluation.embed import Setting, checked
 from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
 from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation, patch_part, rollout
+from diffclip.focus.maps import map_correlation, patch_grid, patch_part, rollout
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.focus.relevance import gradients, image_logits, image_relevances, weighted
 from diffclip.model import CLIP
@@ -36,7 +37,6 @@ _COMPARED = ("entropy", "inside", "top10")
 _CORRELATION = "map_correlation"
 _NOT_SHARES = ("inside_over_area", "effective_patches")
 
-
 _Image = tuple[int, Tensor, list[str], NDArray[np.float64]]
 """Its position in the set, itself [3, S, S], its texts and the coverage of each [texts, h, w]."""
 
@@ -45,17 +45,9 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     """Measure every map: the headlines first, the primary map's AUROC before all, then layers, then heads.
 
     Without a second text in the set there is no `own minus other text`, the primary map.
-
-    Raises:
-        InputError: the model has a single patch; fewer than two images are left with an object and a background; an
-            embedding is not finite.
     """
     model, data, prompt = setting.model, setting.data, setting.prompt
-    vision = model.config.vision
-    grid, edge = vision.image_size // vision.patch_size, model.config.preprocess.resize or vision.image_size
-    if grid < 2:
-        raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
-    words = sorted({thing.worded(prompt, setting.words) for own in data.things for thing in own})
+    grid, words = patch_grid(model), distinct_texts(setting)
     untrained = CLIP(model.config, init=setting.init, seed=_SEED).to(model.logit_scale)
     features, fresh = (replace(setting, model=one).text_features(words) for one in (model, untrained))
     index = {text: i for i, text in enumerate(words)}
@@ -68,10 +60,9 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     for batch in setting.batches():
         groups: dict[int, list[_Image]] = {}  # images with as many texts each go together
         for image, position in zip(batch.images, batch.positions, strict=True):
-            things, coverage = data.coverages(position, vision.image_size, edge, grid)
-            texts = [thing.worded(prompt, setting.words) for thing in things]
-            if things:
-                groups.setdefault(len(things), []).append((position, image, texts, coverage))
+            texts, coverage = texts_in_view(setting, position, grid)
+            if texts:
+                groups.setdefault(len(texts), []).append((position, image, texts, coverage))
         parts = [own[at : at + together] for own in groups.values() for at in range(0, len(own), together)]
         for part in parts:
             places, pixels, asked, shares = zip(*part, strict=True)
@@ -103,7 +94,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     table = {place: torch.cat([one[place] for one in found]).double()[order] for place in found[0]}
     covered = torch.cat(coverages)
     uniform = {name: float(one.mean()) for name, one in _patches(torch.ones_like(covered), covered).items()}
-    uniform["class_token"] = 1 / (1 + vision.registers + grid * grid)
+    uniform["class_token"] = 1 / (1 + model.config.vision.registers + grid * grid)
 
     def chance(place: Place) -> float:
         # between two uniform maps there is no difference
@@ -119,6 +110,19 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         "layer, rollout of all layers, mean over layers and heads of the others"
     )
     return with_facts(scores, protocol=method)
+
+
+def distinct_texts(setting: Setting[Any]) -> list[str]:
+    """List the different texts of the objects of a `MaskedSet`."""
+    things = (thing for own in setting.data.things for thing in own)
+    return sorted({thing.worded(setting.prompt, setting.words) for thing in things})
+
+
+def texts_in_view(setting: Setting[Any], position: int, grid: int) -> tuple[list[str], NDArray[np.float64]]:
+    """Return the texts of the objects that the model sees in an image, and their coverage [texts, grid, grid]."""
+    size, resize = setting.model.config.vision.image_size, setting.model.config.preprocess.resize
+    things, coverage = setting.data.coverages(position, size, resize or size, grid)
+    return [thing.worded(setting.prompt, setting.words) for thing in things], coverage
 
 
 def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str:

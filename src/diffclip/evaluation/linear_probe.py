@@ -95,9 +95,6 @@ def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
     Of labels [N] return two index tensors, ascending, that hold each of the N once. A class with two or more images
     is in both; one with a single image is in the first.
-
-    Raises:
-        InputError: no class has two images.
     """
     generator = np.random.default_rng(seed)
     classes = labels.numpy()
@@ -123,9 +120,6 @@ def fit_probe(
 ) -> Probe:
     """Fit candidates to `train`, choose the cost by `metric` ("acc1", or "mean_per_class_recall" over the classes that
     occur) on `validation`, fit the layer to both, and score it on `test`.
-
-    Raises:
-        InputError: a single class, or a class without an image in `train`.
     """
     classes = len(classnames)
     if classes < 2:

@@ -10,6 +10,7 @@ Signed maps count by magnitude. Shapes: B images, S image size, L layers, H head
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,12 +22,11 @@ from torch import Tensor
 from diffclip.attention import AttentionMaps
 from diffclip.attention.heads import by_head
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, checked
 from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation, patch_part
+from diffclip.focus.maps import map_correlation, patch_grid, patch_part
 from diffclip.focus.recording import images_at_once, recording
 from diffclip.model import CLIP
 
@@ -35,23 +35,18 @@ SINK_RATIO = "sink_ratio"
 _BY_HEAD = (("attention", SINK_RATIO), (None, "map_correlation"))
 _UNIFORM = {SINK_RATIO: 1.0, "sink_value_norm": 1.0, "entropy": 1.0, "map_correlation": 0.0}
 
-_Measures = dict[tuple[str | None, str], Tensor]
-"""By map and metric; a map of None: it is of no single map."""
+_Measures = dict[tuple[str | None, str], Tensor]  # by map and metric; a map of None: it is of no single map
 
 
 def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure each image: means over layers and heads first, then layers, then for some measures heads.
 
     Maps are made of as many images at once as 2 GiB hold. Chance is a uniform map.
-
-    Raises:
-        InputError: the model has a single patch, no image is left, or an embedding is not finite.
     """
     model = setting.model
-    if model.config.vision.image_size == model.config.vision.patch_size:
-        raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
+    patch_grid(model)
     features, own = true_texts(setting)
-    found: dict[tuple[str | None, str], list[Tensor]] = {}
+    found: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
     together = images_at_once(model)
     for batch in setting.batches():
         asked = features[[own[position] for position in batch.positions]].clone()
@@ -59,7 +54,7 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
             torch.split(batch.images, together), torch.split(asked, together), strict=True
         ):
             for key, values in _measure(model, images.to(text), text).items():
-                found.setdefault(key, []).append(values.detach().double().cpu())
+                found[key].append(values.detach().double().cpu())
     table: dict[Place, Tensor] = {}
     for key, parts in found.items():
         values = torch.cat(parts)
@@ -80,7 +75,7 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
     """
     differential = model.config.vision.attention.startswith("differential")
     with (
-        _watching(model) as (values, norms),
+        _watching(model) as (projected, tokens),
         recording(model, "visual", gradients=differential, norm="graph") as seen,
         torch.set_grad_enabled(differential),
     ):
@@ -88,27 +83,26 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
         embedded = model.encode_image(images, normalize=True)
         checked(embedded.detach(), "images")
         alignment = _gradient_cosine((embedded * texts).sum(), seen, images) if differential else None
-    found: dict[tuple[str | None, str], list[Tensor]] = {}
-    for one, value, norm in zip(seen, values, norms, strict=True):
+    found: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
+    for one, qkv, after in zip(seen, projected, tokens, strict=True):
         second = {} if one.second is None else {"A1": one.first, "A2": one.second}
         for name, full in {"attention": one.combined, **second}.items():
             received = full.abs().mean(-2)
             least = received.median(-1).values.clamp_min(1e-12)
-            found.setdefault((name, SINK_RATIO), []).append((received.amax(-1) / least).log())
-            found.setdefault((name, "entropy"), []).append(measures.entropy(full).mean(-1))
-        lengths = by_head(value, one.combined.shape[1]).norm(dim=-1)  # [B, H, N]
+            found[name, SINK_RATIO].append((received.amax(-1) / least).log())
+            found[name, "entropy"].append(measures.entropy(full).mean(-1))
+        values = qkv.detach().float().chunk(3, dim=-1)[2]
+        lengths = by_head(values, one.combined.shape[1]).norm(dim=-1)  # [B, H, N]
         sink = one.combined.abs().mean(-2).argmax(-1, keepdim=True)
-        found.setdefault((None, "sink_value_norm"), []).append(
-            lengths.gather(-1, sink)[..., 0] / lengths.mean(-1)
-        )
-        patches = patch_part(norm)
+        found[None, "sink_value_norm"].append(lengths.gather(-1, sink)[..., 0] / lengths.mean(-1))
+        patches = patch_part(after.detach().float().norm(dim=-1))
         high = patches > HIGH_NORM * patches.median(-1, keepdim=True).values
-        found.setdefault((None, "high_norm_share"), []).append(high.double().mean(-1))
+        found[None, "high_norm_share"].append(high.double().mean(-1))
         if second:
             size = one.combined.abs().sum((-2, -1))
             negative = one.combined.clamp_max(0).abs().sum((-2, -1)) / size
-            found.setdefault((None, "negative_weight"), []).append(negative)
-            found.setdefault((None, "map_correlation"), []).append(map_correlation(one))
+            found[None, "negative_weight"].append(negative)
+            found[None, "map_correlation"].append(map_correlation(one))
     table = {key: torch.stack(layers, dim=1) for key, layers in found.items()}
     return table if alignment is None else {**table, (None, "gradient_cosine"): alignment}
 
@@ -129,20 +123,16 @@ def _gradient_cosine(y: Tensor, seen: Sequence[AttentionMaps], images: Tensor) -
 
 @contextmanager
 def _watching(model: CLIP) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Collect the values [B, N, C] of each layer, and the norms of the tokens after it [B, N]."""
-    values: list[Tensor] = []
-    norms: list[Tensor] = []
+    """Collect the queries, keys and values [B, N, 3·C] of each layer, and the tokens after it [B, N, C]."""
+    projected: list[Tensor] = []
+    tokens: list[Tensor] = []
     with ExitStack() as hooks:
         for block in model.visual.blocks:
-            projection = block.attn.qkv.register_forward_hook(
-                lambda _, __, out: values.append(out.detach().float().chunk(3, dim=-1)[2])
+            hooks.enter_context(
+                block.attn.qkv.register_forward_hook(lambda _, __, out: projected.append(out))
             )
-            residual = block.register_forward_hook(
-                lambda _, __, out: norms.append(out.detach().float().norm(dim=-1))
-            )
-            hooks.callback(projection.remove)
-            hooks.callback(residual.remove)
-        yield values, norms
+            hooks.enter_context(block.register_forward_hook(lambda _, __, out: tokens.append(out)))
+        yield projected, tokens
 
 
 def _ratio(score: Score) -> Score:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESULTS_FILE = "results.jsonl"
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class Record(BaseModel):
@@ -115,15 +116,19 @@ def read_records(path: str | Path) -> list[Record]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"cannot read records from {path}: {reason}") from error
-    records = []
+    return parse_lines(lines, Record, path, "record")
+
+
+def parse_lines(lines: Iterable[str], kind: type[Kind], path: str | Path, noun: str) -> list[Kind]:
+    """Parse JSON lines, but for empty ones; raise `InputError` with line and field for one that is not a `noun`."""
+    found = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            records.append(Record.model_validate_json(line))
-        except ValidationError as error:
-            raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
-    return records
+        if line.strip():
+            try:
+                found.append(kind.model_validate_json(line))
+            except ValidationError as error:
+                raise InputError(f"{path}, line {number} is not a {noun}: {explain(error)}") from error
+    return found
 
 
 def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:

@@ -122,10 +122,7 @@ class ResultsFile:
             arrays[f"hits{i}"] = one.hits
             if one.clusters is not None:
                 arrays[f"clusters{i}"] = one.clusters
-        with (
-            write_atomically(_beside(path, ".outcomes.npz")) as temporary,
-            temporary.open("wb") as handle,
-        ):
+        with write_atomically(_beside(path, ".outcomes.npz")) as temporary, temporary.open("wb") as handle:
             np.savez_compressed(handle, **arrays)
         write_records(path, self.records)
         # last, so that a stamp never stands for records that are not there

@@ -26,8 +26,7 @@ from diffclip.model import CLIP
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The largest change of a pixel, in 255ths of the range from black to white."""
 STEPS = 10
-STEP_SIZE = 2.5 / STEPS
-"""Of ε: a point on one side of the ball reaches the other, and a little more."""
+STEP_SIZE = 2.5 / STEPS  # of ε: a point on one side of the ball reaches the other, and a little more
 
 
 def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
@@ -35,9 +34,6 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
 
     At ε = 0 `adversarial_accuracy` is the accuracy on the images as they are. `attack_success` is the share of the
     images right at ε = 0 that the attack turns wrong; without such an image there is none.
-
-    Raises:
-        InputError: no image, class or template, or an embedding is not finite.
     """
     model, of_classes = setting.model, setting.data.kind == "classification"
     if of_classes:

@@ -38,13 +38,12 @@ from diffclip.evaluation.few_shot import few_shot
 from diffclip.evaluation.focus import focus
 from diffclip.evaluation.linear_probe import linear_probe
 from diffclip.evaluation.mechanics import mechanics
-from diffclip.evaluation.mmvp import QUESTIONS, mmvp, open_pairs
+from diffclip.evaluation.minimal_pairs import QUESTIONS, mmvp, open_pairs, sugarcrepe
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.robustness import robustness
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.segmentation import segmentation
-from diffclip.evaluation.sugarcrepe import sugarcrepe
 from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
 from diffclip.evaluation.zero_shot import retrieval, zero_shot
 from diffclip.model_source import Loaded
@@ -54,7 +53,8 @@ from diffclip.scenes.write import draw_built_in
 class Task(NamedTuple):
     """A task: the kinds of set that it reads, its function, and the options of `Setting` that not every task has.
 
-    Sets of the first kind are for this task. With `squash` images are not cropped.
+    Sets of the first kind are for this task. With `squash` images are not cropped. The function raises `InputError` for
+    a model or a set that it cannot use, and for embeddings that are not finite.
     """
 
     kinds: tuple[Kind, ...]
@@ -215,10 +215,15 @@ def run_entries(
         for draw in draws:
             try:
                 data = sets.open(entry)
+                transform = loaded.preprocess
+                if entry.interpolation is not None:
+                    transform = _changed(transform, interpolation=entry.interpolation)
+                if entry.corruption is not None:
+                    transform = CorruptedTransform(transform, entry.corruption, entry.severity)
                 own = {"prompt": entry.prompt, "words": dict(entry.words)} if entry.prompt else {}
                 setting = Setting(
                     model=loaded.model,
-                    preprocess=_preprocess(loaded.preprocess, entry),
+                    preprocess=transform,
                     tokenizer=loaded.tokenizer,
                     data=data,
                     draw=draw,
@@ -246,7 +251,11 @@ def _measure(
     model = {"model": loaded.label, **{name: getattr(loaded, name) for name in names}}
     options = [getattr(setting, name) for name in ("templates", *TASKS[task].options)]
     transform = setting.preprocess
-    images = [transform.identity, transform.preprocess, *_files(setting.data, task)]
+    data = setting.data
+    learned = (TRAIN, *VALIDATION) if task in LEARNING else ()
+    splits = [data, *(data.beside(split) for split in learned if split != parts_of(data.split)[0])]
+    files = [split.identity for split in splits if split is not None]
+    images = [transform.identity, transform.preprocess, *files]
     # everything that a result depends on
     config = loaded.model.config.model_dump(mode="json")
     facts = [diffclip.__version__, model, digest, config, task, options, images]
@@ -270,16 +279,3 @@ def _in_one_line(error: Exception) -> DiffCLIPError:
         return DiffCLIPError(line)
     traceback.print_exc()
     return DiffCLIPError(f"{type(error).__name__}: {line}")
-
-
-def _preprocess(own: EvalTransform, entry: Entry) -> EvalTransform:
-    if entry.interpolation is not None:
-        own = _changed(own, interpolation=entry.interpolation)
-    return own if entry.corruption is None else CorruptedTransform(own, entry.corruption, entry.severity)
-
-
-def _files(data: EvaluationSet, task: str) -> list[object]:
-    """Identify the set, and for a task that learns the splits that it learns from."""
-    learned = (TRAIN, *VALIDATION) if task in LEARNING else ()
-    splits = [data.beside(split) for split in learned if split != parts_of(data.split)[0]]
-    return [data.identity, *(split.identity for split in splits if split is not None)]

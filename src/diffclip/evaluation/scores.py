@@ -95,11 +95,7 @@ class Place(NamedTuple):
 
 
 def by_place(
-    map: str | None,
-    metric: str,
-    headline: Tensor,
-    layers: Tensor | None = None,
-    heads: Tensor | None = None,
+    map: str | None, metric: str, headline: Tensor, layers: Tensor | None = None, heads: Tensor | None = None
 ) -> dict[Place, Tensor]:
     """Name the values [n] of a headline, those of layers [n, L] and those of heads [n, L, H]."""
     found = {Place(map, metric): headline}

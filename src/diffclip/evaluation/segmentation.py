@@ -27,9 +27,6 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
 
     `setting.preprocess` does not crop. Outcomes of `pixel_accuracy` are an image's right pixels over the labeled pixels
     of a mean image.
-
-    Raises:
-        InputError: no image has labels, or an embedding is not finite.
     """
     model, data, classes = setting.model, setting.data, len(setting.data.classnames)
     classifier = setting.classifier()

@@ -101,8 +101,7 @@ def class_mean_interval(
 
 
 def sums_interval(
-    values: NDArray[np.float64],
-    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    values: NDArray[np.float64], statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 ) -> Interval:
     """Return the 95 % bootstrap interval of a share that is computed from sums over items.
 

@@ -23,8 +23,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS
 
 TRAIN, VALIDATION = "train", ("val", "validation")
-LEARNING = ("linear-probe", "few-shot")
-"""Tasks that learn from the set's split `train`."""
+LEARNING = ("linear-probe", "few-shot")  # tasks that learn from the set's split `train`
 SLIP_TEMPLATES = (
     "itap of a {c}.",
     "a bad photo of the {c}.",
@@ -43,16 +42,13 @@ _SHIFTS = ("imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch")
 
 @dataclass(frozen=True)
 class Entry:
-    """One task on one set.
+    """One task (None: the one that the set is for) on a set, by its folder or name.
 
     Attributes:
-        task: the task; None: the one that the set is for.
-        dataset: the folder or name of the set.
         splits: of these the first that the set has is measured.
         corruption: of the images, with `severity` 1 to 5; None: none.
         interpolation: that images are resized by; None: the model's own.
-        templates: of a zero-shot classifier; None: the set's own.
-        prompt: the text that is asked about an object with a mask, with `{c}` for its name; None: the set's own.
+        templates, prompt: as in `Setting`.
         words: with `prompt`, other words for some names: those that the models of the suite have seen.
     """
 

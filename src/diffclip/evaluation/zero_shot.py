@@ -20,11 +20,7 @@ from diffclip.evaluation.scores import Score, accuracy_scores, recall_score, wit
 
 
 def zero_shot(setting: Setting[EvaluationSet]) -> list[Score]:
-    """Measure `acc1`, `acc5` (from five classes on) and `mean_per_class_recall`.
-
-    Raises:
-        InputError: no image, no class, no template, or a class without a name.
-    """
+    """Measure `acc1`, `acc5` (from five classes on) and `mean_per_class_recall`."""
     classifier, (images, positions) = setting.classifier(), setting.image_features()
     truth = torch.tensor([setting.data.labels[position] for position in positions])
     ranks, classes = classification_ranks(images, classifier, truth), classifier.shape[1]
@@ -41,9 +37,6 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
 
     The first is averaged over all captions, and its interval resamples images with all their captions. The second is
     averaged over the images that have captions; a hit is any own caption among the top k.
-
-    Raises:
-        InputError: no image, or no caption.
     """
     batches = ((batch.images, batch.captions or []) for batch in setting.batches())
     with evaluating(setting.model):

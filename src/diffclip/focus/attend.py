@@ -86,8 +86,7 @@ def attend(
     return {name: reader.joined(parts[name]) for name, reader in readers.items()}
 
 
-_Part = tuple[Tensor, ...]
-"""Maps [B, max(T, 1), h, w], cosines [B, T], relevance of tokens [B, T, L]."""
+_Part = tuple[Tensor, ...]  # maps [B, max(T, 1), h, w], cosines [B, T], relevance of tokens [B, T, L]
 
 
 class _Reader:
@@ -183,9 +182,6 @@ def write_arrays(
     It holds `models` [M], `images` [P], `texts` [T], `method`; `maps` float32 [M, P, T, h, w], raw (T is 1 for a method
     without texts), or where grids differ `maps_0`, `maps_1`, … [P, T, h, w] by model; and for texts `cosines` and
     `probabilities` [M, P, T], `tokens` [M, T, L], "" past a text's end, and their `token_relevance` [M, P, T, L].
-
-    Raises:
-        InputError: it cannot be written.
     """
     each, models = list(found.values()), list(found)
     arrays: dict[str, Any] = {"models": models, "images": images, "method": method}

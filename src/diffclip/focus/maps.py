@@ -12,6 +12,7 @@ from torch import Tensor
 from diffclip.attention import AttentionMaps
 from diffclip.data.masks import crop_box
 from diffclip.data.transforms import EvalTransform
+from diffclip.errors import InputError
 from diffclip.focus.recording import recording
 from diffclip.model import CLIP
 
@@ -19,13 +20,18 @@ from diffclip.model import CLIP
 _AT_ONCE = 4
 
 
+def patch_grid(model: CLIP) -> int:
+    """Count the patches along an edge of the images of `model`; raise `InputError` for a single patch."""
+    grid = model.config.vision.image_size // model.config.vision.patch_size
+    if grid < 2:
+        raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
+    return grid
+
+
 def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:
     """The class token's attention in one vision layer for `images` [B, 3, S, S], mean over heads, as [B, h, w] by name.
 
     The names are "A" for a plain layer; "A1", "A2" and the signed "A1 − λ·A2" for a differential one.
-
-    Raises:
-        InputError: the tower has no such layer, or images of another size.
     """
     with recording(model, "visual", layer) as seen:
         model.encode_image(images)
@@ -78,12 +84,9 @@ def rollout(maps: Sequence[AttentionMaps]) -> Tensor:
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:
-    """Pearson's correlation of the class token's two maps over the patches, [B, heads/2] for a differential layer.
+    """Pearson's correlation of the class token's two maps over the patches, [B, heads/2]; `ValueError` of one map.
 
     Near 1 both maps look at the same patches, and the difference cancels what they share; 0 where a map is constant.
-
-    Raises:
-        ValueError: the layer is plain and has one map.
     """
     if maps.second is None:
         raise ValueError("a plain layer has one map")

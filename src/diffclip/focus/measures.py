@@ -14,8 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-STRONGEST = 10
-"""Number of patches that `top` and `background` look at."""
+STRONGEST = 10  # number of patches that `top` and `background` look at
 _MOSTLY = 0.5
 
 

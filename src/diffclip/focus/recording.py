@@ -21,8 +21,7 @@ from diffclip.model import CLIP
 TOWERS = ("visual", "text")
 Norm = Literal["detached", "graph"]
 """The rule for gradients through a head norm: its denominator as a constant ("detached"), or as computed ("graph")."""
-_MEMORY = 2 << 30
-"""Bytes that the maps of images, their gradients and what leads to them may take at once."""
+_MEMORY = 2 << 30  # bytes that the maps of images, their gradients and what leads to them may take at once
 
 
 @contextmanager

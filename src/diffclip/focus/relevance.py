@@ -42,14 +42,10 @@ def image_relevances(
     """Relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
 
     Args:
-        model: in any mode; evaluated, and left as it was.
         images: [B, 3, S, S] as the model takes them.
         texts: unit-length text features, [T, D] for all images or [B, T, D] for each its own.
         first_layer: where R begins; −1, as in the papers, is the last layer alone, 0 all layers.
         norm: what gradients see of a head norm, "detached" (a constant factor) or "graph".
-
-    Raises:
-        InputError: no such layer, or images of another size.
     """
     with recording(model, "visual", first_layer, gradients=True, norm=norm) as seen:
         logits = image_logits(model, images, texts)
@@ -82,23 +78,14 @@ def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
 
 
 def text_relevance(
-    model: CLIP,
-    tokens: Tensor,
-    images: Tensor,
-    first_layer: int = -1,
-    method: str = "relevance",
+    model: CLIP, tokens: Tensor, images: Tensor, first_layer: int = -1, method: str = "relevance"
 ) -> Tensor:
     """Relevance of each token for each image: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
 
     Args:
-        model: in any mode; evaluated, and left as it was.
         tokens: ids [T, L], with a start and an end of text each.
         images: unit-length image features [I, D].
         first_layer: as in `image_relevances`.
-        method: "relevance" or "grad-eclip".
-
-    Raises:
-        InputError: no such layer, or more tokens than the context.
     """
     ends = tokens.argmax(-1)
     places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -123,21 +110,19 @@ def weighted(maps: AttentionMaps, gradient: Tensor) -> Tensor:
     return (gradient * maps.combined.detach()).clamp_min(0)
 
 
-def relevance_of(maps: Sequence[AttentionMaps], of: Sequence[Tensor], head: int | None = None) -> Tensor:
-    """R [B, N, N] after the layers `maps`, whose gradients are `of`; Ā is the mean over heads, or one `head`'s."""
+def relevance_of(
+    maps: Sequence[AttentionMaps], of: Sequence[Tensor], rows: Tensor, among: Tensor, head: int | None
+) -> Tensor:
+    """The row of each token of `rows` [B] in R, [B, N], after the layers `maps`, whose gradients are `of`.
+
+    Ā is the mean over heads, or one `head`'s.
+    """
     tokens = maps[0].first.shape[-1]
     relevance = torch.eye(tokens, dtype=of[0].dtype, device=of[0].device).expand(len(of[0]), -1, -1)
     for one, gradient in zip(maps, of, strict=True):
         positive = weighted(one, gradient)
         relevance = relevance + (positive.mean(1) if head is None else positive[:, head]) @ relevance
-    return relevance
-
-
-def _relevance_row(
-    maps: Sequence[AttentionMaps], of: Sequence[Tensor], rows: Tensor, among: Tensor, head: int | None
-) -> Tensor:
-    full = relevance_of(maps, of, head)
-    return full[torch.arange(len(full), device=full.device), rows]
+    return relevance[torch.arange(len(rows), device=rows.device), rows]
 
 
 def grad_eclip_of(
@@ -198,7 +183,7 @@ def _cosine(products: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
     return products / norms.clamp_min(1e-12)[:, None]
 
 
-METHODS: dict[str, Explain] = {"relevance": _relevance_row, "grad-eclip": grad_eclip_of}
+METHODS: dict[str, Explain] = {"relevance": relevance_of, "grad-eclip": grad_eclip_of}
 """The methods: from the maps [B, H, N, N] of some layers, the gradients of y for them, the token that is explained
 [B], the tokens that may explain it [B, N] and a head (None: all), to [B, N] ≥ 0."""
 

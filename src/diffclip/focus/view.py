@@ -17,8 +17,7 @@ METHODS = {
     "A2": "the class token's row of the second map, which is subtracted",
 }
 """The maps by name, with their meaning."""
-OF_TEXTS = ("relevance", "grad-eclip")
-"""The maps for a text; the others know none."""
+OF_TEXTS = ("relevance", "grad-eclip")  # the maps for a text; the others know none
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ Its command line takes only the model types that it knows when it reads its argu
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,11 +48,7 @@ _REFUSALS = (
 
 
 def register() -> None:
-    """Make "diffclip" a model type of clip_benchmark, for functions and command line; a second call changes nothing.
-
-    Raises:
-        InputError: the optional group `eval` is not installed.
-    """
+    """Make "diffclip" a model type of clip_benchmark, for functions and command line; a second call changes nothing."""
     require_group("eval", "clip_benchmark", "requests", "sklearn")
     from clip_benchmark import models
 
@@ -73,7 +68,6 @@ def load_diffclip(
         pretrained: a run folder, a saved folder, a published file or `hf-hub:OWNER/NAME`; "random" (or nothing) for
             the model called `model_name` with random weights, which a line on stderr says.
         cache_dir: not used; the hub's client has its own settings (`HF_HOME`).
-        device: where the model goes.
 
     Raises:
         InputError: no such weights, or weights of another model than `model_name`.
@@ -116,7 +110,14 @@ def run_command(arguments: list[str]) -> None:
     if chosen.which == "build":
         cli.main_build(chosen)
         return
-    _check(chosen)
+    # these would fail after long work
+    if chosen.task == "linear_probe" and not torch.cuda.is_available():
+        raise InputError(
+            "clip_benchmark's linear probe needs CUDA: use diffclip evaluate --task linear-probe"
+        )
+    if chosen.model_type == MODEL_TYPE and not chosen.pretrained_model:
+        for model_name, pretrained in product(chosen.model, chosen.pretrained):
+            find_model(_source(model_name, pretrained))
     chosen.output = _Output(chosen.output)
     try:
         cli.main_eval(chosen)
@@ -138,14 +139,3 @@ class _Output(str):
         check_writable(name)
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         return name
-
-
-def _check(chosen: Namespace) -> None:
-    """Raise `InputError` for requests that would fail after long work."""
-    if chosen.task == "linear_probe" and not torch.cuda.is_available():
-        raise InputError(
-            "clip_benchmark's linear probe needs CUDA: use diffclip evaluate --task linear-probe"
-        )
-    if chosen.model_type == MODEL_TYPE and not chosen.pretrained_model:
-        for model_name, pretrained in product(chosen.model, chosen.pretrained):
-            find_model(_source(model_name, pretrained))

@@ -234,6 +234,8 @@ def _extended(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
     """Make the model `named` with the arguments of `create_model`, on its device and in its dtype, in training mode."""
+    from open_clip import get_input_dtype
+
     name, size, starts = given["model_name"], given["force_image_size"], given["model_kwargs"]
     asked = {key for key, value in given.items() if key not in _USED and value != defaults[key]}
     if refused := (asked | starts.keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
@@ -277,7 +279,11 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
         model.set_image_size(size)
     _set_preprocess(model, name, given["force_preprocess_cfg"] or {})
     model.output_dict = bool(given["output_dict"])
-    _cast(model, given["precision"], given["device"])
+    model.to(device=given["device"], dtype=get_input_dtype(given["precision"]))
+    # all but λ and the scalars: in bfloat16 a step of training is too small to change a scale of 14
+    for scalar in (model.logit_scale, model.logit_bias):
+        if scalar is not None:
+            scalar.data = scalar.data.float()
     return model
 
 
@@ -302,16 +308,6 @@ def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) 
         whole["preprocess"]["interpolation"] = fields["interpolation"]
     model.config = parse_config(whole, f"what is forced on the images of {name}")
     set_model_preprocess_cfg(model, fields)
-
-
-def _cast(model: OpenCLIPModel, precision: str, device: str | torch.device) -> None:
-    """Cast everything but λ and the scalars: in bfloat16 a step of training is too small to change a scale of 14."""
-    from open_clip import get_input_dtype
-
-    model.to(device=device, dtype=get_input_dtype(precision))
-    for scalar in (model.logit_scale, model.logit_bias):
-        if scalar is not None:
-            scalar.data = scalar.data.float()
 
 
 if __name__ == "__main__":

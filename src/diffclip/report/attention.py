@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 Map = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
 
-MOST_HITS = 96
-"""Images on the sheet of a search."""
+MOST_HITS = 96  # images on the sheet of a search
 RELEVANCE_FLOOR = 0.02
 """The least end of a scale of relevance: smaller values change a logit by next to nothing, and are drawn so."""
 _SIDE, _THUMBNAIL = 288, 480  # pixels of an image that a model sees, and of a search hit's longer edge

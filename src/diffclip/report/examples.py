@@ -12,7 +12,7 @@ from PIL import Image
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.zero_shot import true_text
 from diffclip.focus.attend import Prepared, attend
 from diffclip.focus.maps import class_token_maps
@@ -81,9 +81,6 @@ def paper_figures(models: Mapping[str, Prepared], data: EvaluationSet, seed: int
 
     Figure 2: two images, each for its own text and the other's. Figure 6: up to eight more, each for its own text.
     A text is the first caption, or the class in the set's first template.
-
-    Raises:
-        InputError: the set has not two readable images of different texts.
     """
     few: dict[str, Image.Image] = {}
     more: list[tuple[str, Image.Image]] = []
@@ -134,13 +131,8 @@ def _image(data: EvaluationSet, position: int) -> Image.Image:
 
 def _best_images(loaded: Prepared, data: EvaluationSet, queries: list[str]) -> list[list[int]]:
     """Return the positions of the best images for each query, best first."""
-    model, preprocess, tokenizer = loaded
-    positions: list[int] = []
-    features = []
-    with evaluating(model):
-        for batch in data.batches(preprocess, 256):
-            positions += batch.positions
-            features.append(embed_images(model, batch.images))
-        scores = embed_texts(model, tokenizer, queries) @ torch.cat(features).T
+    setting = Setting(*loaded, data, batch_size=256)
+    features, positions = setting.image_features()
+    scores = setting.text_features(queries) @ features.T
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :_TOP].tolist()
     return [[positions[place] for place in row] for row in order]

@@ -23,8 +23,7 @@ from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.names import DATASETS, capitalized, in_order, is_share, percent
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 
-Curve = dict[str, Any]
-"""A line of `curves.jsonl`."""
+Curve = dict[str, Any]  # a line of `curves.jsonl`
 Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
 _LETTERS = 72  # in a line of a forest plot

@@ -25,14 +25,8 @@ from diffclip.evaluation.records import (
 from diffclip.evaluation.statistics import MARGIN
 from diffclip.files import write_text
 from diffclip.report.names import ASIDE, in_order, measure_label
-from diffclip.study.results import (
-    CURVES_FILE,
-    RUNS_FILE,
-    STUDY_FILE,
-    read_study_file,
-    read_timing,
-    saved_curves,
-)
+from diffclip.study.results import CURVES_FILE, RUNS_FILE, STUDY_FILE, read_timing, saved_curves
+from diffclip.training.recipe_file import read_fields
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
 HEADLINES = {
@@ -65,8 +59,7 @@ _MAPS_FIRST = {
     "mechanics": ("attention",),
 }
 """The map that stands for a task: the first that was measured."""
-HEADLINE_EPSILON = 1.0
-"""The size of an attack, in 255ths, that the first table shows."""
+HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that the first table shows
 _AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
 """The tasks whose sets the averages of `PANELS` are over."""
 _POINTS = 50  # of a saved curve
@@ -132,7 +125,7 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     if study is None:
         return found
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
-    return replace(found, runs=runs, study=read_study_file(study), timing=read_timing(study))
+    return replace(found, runs=runs, study=read_fields(study / STUDY_FILE), timing=read_timing(study))
 
 
 def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:
@@ -245,9 +238,6 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
     """Condense runs and record files into the folder `destination`, and return it.
 
     Records of single heads and of layers that no report shows are left out, and `weights` begin at the run's folder.
-
-    Raises:
-        InputError: there is nothing to save.
     """
     destination = Path(destination)
     sources = [Path(path) for path in paths]

@@ -87,8 +87,7 @@ _TASKS = {
 }
 _BARE = ("mechanics", "retrieval", "robustness", "six-tasks", "validation", "training", "cost")
 """Tasks that the metric's own label names already."""
-ASIDE = ("training", "cost")
-"""Tasks that no set belongs to."""
+ASIDE = ("training", "cost")  # tasks that no set belongs to
 _NOT_SHARES = (
     *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
     *("gradient_cosine", "sink_ratio", "sink_value_norm"),

@@ -26,8 +26,7 @@ BRACKETS = "In brackets: 95 % interval over the test items."
 WITH_MAPS = ("focus", "faithfulness")
 BY_MAP = ("auroc", "insertion_auc", "deletion_auc")
 """Measures of focus and faithfulness that a report shows map by map."""
-_AT_ONCE = 6
-"""Models side by side in a table of values."""
+_AT_ONCE = 6  # models side by side in a table of values
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ No downloads and no license questions; each image is determined by (seed, split,
 from __future__ import annotations
 
 from diffclip.data.published_sets import PATTERNS
-from diffclip.scenes.pairs import MinimalPair, minimal_pair
-from diffclip.scenes.questions import Question, questions
-from diffclip.scenes.scene import STYLES, Scene, SceneObject, draw_scene
-from diffclip.scenes.vocabulary import BACKGROUNDS, COLORS, SHAPES, SIZES, TEMPLATES, TEXTURES
+from diffclip.scenes.pairs import minimal_pair
+from diffclip.scenes.questions import questions
+from diffclip.scenes.scene import STYLES, Scene, draw_scene
+from diffclip.scenes.vocabulary import BACKGROUNDS, COLORS, SHAPES, TEMPLATES, TEXTURES
 from diffclip.scenes.write import draw_built_in, write_scenes
 
 __all__ = [
@@ -17,14 +17,10 @@ __all__ = [
     "COLORS",
     "PATTERNS",
     "SHAPES",
-    "SIZES",
     "STYLES",
     "TEMPLATES",
     "TEXTURES",
-    "MinimalPair",
-    "Question",
     "Scene",
-    "SceneObject",
     "draw_built_in",
     "draw_scene",
     "minimal_pair",

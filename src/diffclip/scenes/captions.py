@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from diffclip.scenes.layout import Dice, Spec
 from diffclip.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS, DETAILS
 
-CAPTIONS = 5
-"""Captions of an image, as in Flickr8k and COCO."""
+CAPTIONS = 5  # captions of an image, as in Flickr8k and COCO
 
 _TITLES = ("a picture of ", "a drawing of ", "a picture with ")
 _SENTENCES = ("there is ", "there are ")

@@ -29,8 +29,7 @@ SPLITS = {"train": 0, "val": 1, "test": 2}
 _LARGEST = 2**32 - 1
 _DETAIL_SHARE, _REPEAT_SHARE, _DISTANCE_SHARE = 0.2, 0.4, 0.1
 _DISTRACTOR_RADII = 0.05, 0.08
-_GAP = 0.03
-"""Clear space between two objects, as a share of the image's edge."""
+_GAP = 0.03  # clear space between two objects, as a share of the image's edge
 T = TypeVar("T")
 
 

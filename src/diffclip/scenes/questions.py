@@ -20,8 +20,7 @@ NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)
 ObjectKind = tuple[str, str]
 T = TypeVar("T")
 
-EACH = 3
-"""Questions answered yes, and as many answered no, an image (as in POPE)."""
+EACH = 3  # questions answered yes, and as many answered no, an image (as in POPE)
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,7 @@ def questions(
 
 
 def question_indices(images: int, seed: int = 0) -> list[int]:
-    """Find the first scenes of the test split with at least EACH kinds of object in them.
-
-    Raises:
-        InputError: fewer than one image asked for, or a seed out of range.
-    """
+    """Find the first scenes of the test split with at least EACH kinds of object in them."""
     if images < 1:
         raise InputError(f"questions need at least one image, not {images}")
     enough = (index for index in count() if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH)

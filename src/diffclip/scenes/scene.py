@@ -14,10 +14,9 @@ from PIL import Image, ImageFilter
 
 from diffclip.data.published_sets import SHIFTS, Shift
 from diffclip.errors import InputError, unknown
-from diffclip.scenes.backgrounds import ground
 from diffclip.scenes.captions import write_captions
 from diffclip.scenes.layout import Dice, Spec, lay_out, scatter, stream
-from diffclip.scenes.paint import Array, Mask, paint, sketch
+from diffclip.scenes.paint import Array, Mask, ground, paint, sketch
 from diffclip.scenes.vocabulary import SHAPES
 
 Style = Literal["plain"] | Shift
@@ -124,9 +123,6 @@ def compose(
 
     Returns:
         The image [size, size, 3] and the mask of each of `specs`.
-
-    Raises:
-        InputError: the image is too small to show its objects.
     """
     if size < _SMALLEST:
         raise InputError(f"size {size} is too small: scenes need {_SMALLEST} pixels or more")

@@ -9,8 +9,7 @@ SHAPES = (
     "circle", "square", "triangle", "diamond", "star", "heart",
     "ring", "cross", "crescent", "arrow", "flower", "teardrop",
 )
-DISTRACTORS = ("bar", "hook", "zigzag")
-"""Shapes of the distractors, which no caption and no prompt names."""
+DISTRACTORS = ("bar", "hook", "zigzag")  # shapes of the distractors, which no caption and no prompt names
 
 COLORS: dict[str, tuple[int, int, int]] = {
     "red": (214, 44, 48), "orange": (242, 132, 30), "yellow": (250, 212, 50), "green": (48, 150, 66),
@@ -112,10 +111,8 @@ TEMPLATES = (
     *(f"a {color} {{c}}" for color in COLORS if color != "orange"),
 )
 """Zero-shot prompts in the captions' wording; no article stands beside the name, so that each name fits."""
-COUNTS = (2, 3, 4)
-"""Numbers of objects that captions state."""
-COUNT_TEMPLATES = ("{c} objects", "{c} shapes")
-"""Zero-shot prompts for numbers, in the captions' words."""
+COUNTS = (2, 3, 4)  # numbers of objects that captions state
+COUNT_TEMPLATES = ("{c} objects", "{c} shapes")  # zero-shot prompts for numbers, in the captions' words
 COLOR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
 """Zero-shot prompts for colors, one per shape."""
 

@@ -29,23 +29,17 @@ from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, q
 from diffclip.scenes.scene import Scene, Style, draw_scene
 from diffclip.scenes.vocabulary import COLOR_TEMPLATES, COLORS, COUNT_TEMPLATES, COUNTS, SHAPES, TEMPLATES
 
-SHARD = 1000
-"""Images of a tar."""
-PAIRS = 60
-"""Most minimal pairs per pattern."""
-QUESTIONED = 500
-"""Most images with questions, as in POPE, and most with classes of pixels."""
-FORMAT = 2
-"""Counts up when the same settings draw other images, so that older folders are not reused."""
-MANIFEST = "scenes.json"
-"""The file of the settings that decide every file of a folder."""
+SHARD = 1000  # images of a tar
+PAIRS = 60  # most minimal pairs per pattern
+QUESTIONED = 500  # most images with questions, as in POPE, and most with classes of pixels
+FORMAT = 2  # counts up when the same settings draw other images, so that older folders are not reused
+MANIFEST = "scenes.json"  # the file of the settings that decide every file of a folder
 
 QUESTION_IMAGES = "images"
 _KEYS = {"color": "colour", "center": "centre"}  # names in files, which stay as they are
 
 SetKind = Literal["captions", "shapes", "colours", "counts", "segmentation"]
-DrawnSet = tuple[str, str, Style, int]
-"""A folder of shards: set, split, style and number of samples."""
+DrawnSet = tuple[str, str, Style, int]  # a folder of shards: set, split, style and number of samples
 _PROMPTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "colours": (tuple(COLORS), COLOR_TEMPLATES),
     "counts": ([NUMBERS[count] for count in COUNTS], COUNT_TEMPLATES),
@@ -240,9 +234,6 @@ def write_shard(
     scenes labeled with the number of their objects (index modulo COUNTS), or of scenes with the shape of each pixel.
 
     "shapes" and "colours" hold the same images with other labels, and so do "captions" and "segmentation".
-
-    Raises:
-        InputError: no space or permission.
     """
     single = kind in ("shapes", "colours")
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
@@ -294,9 +285,6 @@ def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
     """Write a folder as the published MMVP_VLM: images by pattern and number, and `Questions.csv`.
 
     Two consecutive rows and images are a pair.
-
-    Raises:
-        InputError: no space or permission.
     """
     with write_atomically(target) as temporary:
         rows: list[tuple[object, str, str]] = [("Question ID", "Type", "Statement")]
@@ -313,9 +301,6 @@ def write_choices(target: Path, pairs: int, size: int, seed: int) -> None:
     """Write the pairs of `write_pairs` in SugarCrepe's layout: one JSON file per pattern and the images that it names.
 
     The negative caption of an image is the statement about the other image of its pair.
-
-    Raises:
-        InputError: no space or permission.
     """
     with write_atomically(target) as temporary:
         (temporary / CHOICE_IMAGES).mkdir(parents=True)

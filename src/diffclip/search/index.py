@@ -1,5 +1,10 @@
 """A folder of images that can be searched by text and by image.
 
+An index has two files: `images.jsonl` begins with a header, which says what the index is of and names the file of
+vectors. Each further line is an image: `{"path": …, "size": …, "mtime": …}`, with `fault` where it is not an image. The
+float16 vectors [N, D] are those of the lines without a fault, in order. Both files are written whole, the vectors
+first and under a new name: whoever reads the index finds the old pair or the new one.
+
 Shapes: N images, D the width of the joint space.
 """
 
@@ -7,10 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +32,53 @@ from diffclip.data.images import find_images, read_image
 from diffclip.data.index import digest_of
 from diffclip.data.transforms import Transform
 from diffclip.data.workers import Progress, data_loader, watched
-from diffclip.errors import Fault, InputError, sample_fault
+from diffclip.errors import Fault, InputError, explained, sample_fault
 from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
 from diffclip.evaluation.features import weights_digest
-from diffclip.files import cache_folder, check_writable
+from diffclip.files import cache_folder, check_writable, disk_errors, write_atomically
 from diffclip.model_source import Loaded
-from diffclip.search import files
-from diffclip.search.files import About, Contents, ImageFile
 
 LARGE = 1_000_000
 """Vectors from which FAISS searches, if it is installed. A query over a million vectors of 512 numbers takes 50 ms
 instead of 150 ms on one core, but FAISS needs 0.7 s and a copy of the vectors to begin with."""
 _CHUNK = 256  # vectors; in float32 they stay in the cache of a core
 _SAVE_SECONDS, _SAVE_SHARE = 5.0, 0.05
+NAME = "images.jsonl"
+_FORMAT = 2
+_ABANDONED = 3600.0  # seconds after which a file that no index names was left by a process that was killed
+
+
+@dataclass(frozen=True)
+class About:
+    """The folder and the model of an index: `model` is a digest, `label` the model's name for people."""
+
+    folder: str
+    model: str
+    label: str
+    width: int
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file below the folder: size in bytes, time of change in ns, and why it is not an image ("" if it is)."""
+
+    path: str
+    size: int
+    mtime: int
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files that an index knows and their vectors float16 [N, D]; row i belongs to `found[i]`.
+
+    `name` is the file of the vectors, "" before the first is written.
+    """
+
+    found: list[ImageFile]
+    vectors: NDArray[np.float16]
+    faulty: list[ImageFile] = field(default_factory=list)
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,11 +119,18 @@ class ImageIndex:
         """
         self.folder = Path(folder).resolve()
         self.loaded = loaded
-        model, width = _digest(loaded), loaded.model.config.embed_dim
-        self._about = About(str(self.folder), model, f"{loaded.label}, {loaded.weights}", width)
+        config, transform = loaded.model.config, loaded.preprocess
+        # tells the model and its preparation of images from others
+        parts = {
+            "config": config.model_dump(mode="json"),
+            "weights": weights_digest(loaded.model),
+            "transform": [transform.image_size, transform.preprocess.model_dump(mode="json")],
+        }
+        model, label = digest_of(parts), f"{loaded.label}, {loaded.weights}"
+        self._about = About(str(self.folder), model, label, config.embed_dim)
         key = hashlib.sha256(os.fsencode(self.folder) + b"\0" + model.encode()).hexdigest()[:20]
         self.place = cache_folder() / "search" / key if place is None else Path(place)
-        self._contents = files.read(self.place, self._about)
+        self._contents = _read_index(self.place, self._about)
         self._faiss: tuple[Contents, Any] | None = None
 
     def __len__(self) -> int:
@@ -115,7 +163,7 @@ class ImageIndex:
         removed = len(known.keys() - now.keys())
         if not pending and not removed:
             return Update(0, 0, 0, self.faults(), len(self))
-        check_writable(self.place / files.NAME)
+        check_writable(self.place / NAME)
         rows = [row for row, file in enumerate(before.found) if _is_same(now.get(file.path), file)]
         found, vectors = [before.found[row] for row in rows], [before.vectors[rows]]
         faulty = [file for file in before.faulty if _is_same(now.get(file.path), file)]
@@ -148,24 +196,16 @@ class ImageIndex:
     ) -> NDArray[np.float16]:
         """Write the index and let searches see it; its vectors [N, D] in one array."""
         contents = Contents(list(found), np.concatenate(vectors), list(faulty), self._contents.name)
-        self._contents = files.write(self.place, self._about, contents)
+        self._contents = _write_index(self.place, self._about, contents)
         return contents.vectors
 
     def search_text(self, text: str, top: int) -> list[Hit]:
-        """Find the images nearest to `text`, at most `top`, best first.
-
-        Raises:
-            InputError: its embedding is not finite.
-        """
+        """Find the images nearest to `text`, at most `top`, best first."""
         with evaluating(self.loaded.model):
             return self._nearest(embed_texts(self.loaded.model, self.loaded.tokenizer, [text]), top)
 
     def search_image(self, image: Image.Image, top: int) -> list[Hit]:
-        """Find the images nearest to `image`, at most `top`, best first.
-
-        Raises:
-            InputError: its embedding is not finite.
-        """
+        """Find the images nearest to `image`, at most `top`, best first."""
         with evaluating(self.loaded.model):
             features = embed_images(self.loaded.model, self.loaded.preprocess(image)[None])
             return self._nearest(checked(features, "images"), top)
@@ -252,12 +292,58 @@ def _is_same(known: ImageFile | None, file: ImageFile) -> bool:
     return known is not None and (known.size, known.mtime) == (file.size, file.mtime)
 
 
-def _digest(loaded: Loaded) -> str:
-    """Tell the model and its preparation of images from others."""
-    transform = loaded.preprocess
-    parts = {
-        "config": loaded.model.config.model_dump(mode="json"),
-        "weights": weights_digest(loaded.model),
-        "transform": [transform.image_size, transform.preprocess.model_dump(mode="json")],
-    }
-    return digest_of(parts)
+def _read_index(place: Path, about: About) -> Contents:
+    """Read the index in the folder `place`; empty where there is none. Nothing is written."""
+    if not (place / NAME).is_file():
+        with disk_errors(place):
+            if place.exists() and not all(map(_is_part, place.iterdir())):
+                raise InputError(f"{place} holds other files: choose a new or an empty folder for the index")
+        return Contents([], np.empty((0, about.width), np.float16))
+    with explained(f"the index {place} is damaged", "remove that folder; the next search makes it again"):
+        try:
+            return _read_files(place, about)
+        except FileNotFoundError:  # another process has replaced the vectors meanwhile
+            return _read_files(place, about)
+
+
+def _read_files(place: Path, about: About) -> Contents:
+    with (place / NAME).open(encoding="utf-8") as lines:
+        header = json.loads(next(lines, "{}"))
+        if header.get("format") != _FORMAT:
+            raise InputError(
+                f"{place} was made by another version of this program: remove it; the next search makes "
+                "it again"
+            )
+        for of, wanted in (("folder", about.folder), ("model", about.model)):
+            if header[of] != wanted:
+                was = header["label" if of == "model" else "folder"]
+                raise InputError(f"{place} is the index of another {of} ({was}): choose another place")
+        files = [ImageFile(**json.loads(line)) for line in lines]
+    vectors = np.load(place / header["vectors"], mmap_mode="r")
+    found = [file for file in files if not file.fault]
+    if vectors.dtype != np.float16 or vectors.shape != (len(found), about.width):
+        raise ValueError(f"{len(found)} images, but vectors {list(vectors.shape)} of {vectors.dtype}")
+    return Contents(found, vectors, [file for file in files if file.fault], header["vectors"])
+
+
+def _write_index(place: Path, about: About, contents: Contents) -> Contents:
+    """Write an index to the folder `place`, whole or not at all; then remove the file of vectors that it replaces."""
+    name = f"vectors-{uuid.uuid4().hex[:8]}.npy"
+    with write_atomically(place / name) as temporary, temporary.open("wb") as handle:
+        np.save(handle, contents.vectors)
+    with write_atomically(place / NAME) as temporary, temporary.open("w", encoding="utf-8") as handle:
+        handle.write(json.dumps({"format": _FORMAT, **vars(about), "vectors": name}) + "\n")
+        for image in (*contents.found, *contents.faulty):
+            fields = {key: value for key, value in vars(image).items() if value != ""}
+            handle.write(json.dumps(fields) + "\n")
+    with disk_errors(place):
+        for file in place.iterdir():
+            is_old = _is_part(file) and time.time() - file.stat().st_mtime > _ABANDONED
+            if file.name == contents.name or (is_old and file.name != name):
+                file.unlink(missing_ok=True)
+    return replace(contents, name=name)
+
+
+def _is_part(file: Path) -> bool:
+    """Tell whether a first save that was killed may have left the file."""
+    return file.suffix == ".tmp" or file.match("vectors-*.npy")

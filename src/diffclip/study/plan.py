@@ -84,10 +84,8 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
 def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
     """Choose the settings with the best mean score over the sweep's seeds for each swept arm; of equal ones the first.
 
-    A run that diverged rules its settings out. Empty without a sweep.
-
-    Raises:
-        InputError: a run of the sweep is not finished, or all settings of an arm diverged.
+    A run that diverged rules its settings out. Empty without a sweep. A run of the sweep that is not finished, or an
+    arm of which all settings diverged, raises `InputError`.
     """
     scores: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in sweep_runs(study):
@@ -200,11 +198,8 @@ def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
 
 
 def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> None:
-    """Check that the runs of `groups` can be done; nothing is written or drawn.
-
-    Raises:
-        InputError: a package or data is missing (all of it is named), or a folder cannot be used.
-    """
+    """Check that the runs of `groups` can be done; nothing is written or drawn. `InputError` names a missing package,
+    all missing data, or a folder that cannot be used."""
     require_group("train", "lightning", "tensorboard")
     check_writable(place.runs / ".lock")
     check_writable(place.output / RUNS_FILE)

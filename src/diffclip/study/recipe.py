@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from diffclip.errors import InputError
@@ -32,11 +31,9 @@ class Arm(Keys):
     """
 
     change: dict[str, Any]
-    factor: str | None = Field(
-        default=None, description="the difference to the arm `against`, in a few words"
-    )
-    against: str | None = Field(default=None, description="the arm that is one factor away")
-    settings: str | None = Field(default=None, description="the swept arm whose settings this arm takes")
+    factor: str | None = None  # the difference to the arm `against`, in a few words
+    against: str | None = None  # the arm that is one factor away
+    settings: str | None = None  # the swept arm whose settings this arm takes
 
 
 def _each_once(values: list[Any]) -> list[Any]:
@@ -163,11 +160,8 @@ class Study(Keys):
 
     @cached_property
     def recipes(self) -> dict[str, Recipe]:
-        """The training recipe of each arm, before settings and seed, with data in the working folder.
-
-        Raises:
-            InputError: an arm that cannot be trained, by name.
-        """
+        """The training recipe of each arm, before settings and seed, with data in the working folder; `InputError`
+        names an arm that cannot be trained."""
         data = {f"data.{split}": f"{self.data}/{split}" for split in ("train", "val")}
         found = {}
         for name, arm in self.arms.items():
@@ -180,11 +174,7 @@ class Study(Keys):
         return found
 
     def tuned_as(self, arm: str) -> str:
-        """Find the swept arm whose settings the arm takes.
-
-        Raises:
-            InputError: neither the arm nor the one for its kind of attention is swept.
-        """
+        """Find the swept arm whose settings the arm takes: itself, or the one for its kind of attention."""
         if self.sweep is None or arm in self.sweep.arms:
             return arm
         config = self.recipes[arm].config()
@@ -200,11 +190,8 @@ class Study(Keys):
 
 
 def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
-    """Read the study in a file, or the built-in one of that name, with `key=value` changes (`models.seeds=[0, 1]`).
-
-    Raises:
-        InputError: no such file, no study, an unknown key or model, or arms that do not fit together.
-    """
+    """Read the study in a file, or the built-in one of that name, with `key=value` changes (`models.seeds=[0, 1]`). No
+    such file, no study, an unknown key or model, and arms that do not fit together raise `InputError`."""
     path = find_recipe(source, "study_")
     fields = recipe_fields(path, changes)
     if "models" not in fields:
@@ -218,8 +205,3 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return study
-
-
-def to_yaml(study: Study) -> str:
-    """Write the study with every key, as `read_study` reads it."""
-    return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

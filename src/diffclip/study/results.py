@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
 from diffclip.files import write_text
+from diffclip.training.recipe_file import read_fields
 from diffclip.training.run_folder import METRICS_FILE, VALIDATION_FILE, curve, read_lines, read_starts
 
 if TYPE_CHECKING:
@@ -40,14 +40,11 @@ class StudyFolder:
         self.runs: dict[str, Line] = {line["run"]: line for line in read_lines(path / RUNS_FILE)}
 
     def check(self, study: Study) -> None:
-        """Check, without writing anything, that the folder is this study's or nobody's.
-
-        Raises:
-            InputError: it holds runs of a study with another value of a key that all its runs depend on.
-        """
+        """Check, without writing anything, that the folder is this study's or nobody's: `InputError` names a key that
+        all runs depend on and that has another value there."""
         if not (self.path / STUDY_FILE).is_file():
             return
-        before = _fixed(read_study_file(self.path))
+        before = _fixed(read_fields(self.path / STUDY_FILE))
         for key, new in _fixed(study.model_dump(mode="json")).items():
             old = before[key]
             if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go
@@ -59,10 +56,8 @@ class StudyFolder:
 
     def claim(self, study: Study) -> None:
         """Check the folder and write study.yaml."""
-        from diffclip.study.recipe import to_yaml
-
         self.check(study)
-        write_text(self.path / STUDY_FILE, to_yaml(study))
+        write_text(self.path / STUDY_FILE, study.to_yaml())
 
     def add(self, line: Line, records: Iterable[Record], curve: Line) -> None:
         """Add a finished run in place of an earlier one of that name."""
@@ -83,19 +78,6 @@ def saved_curves(folders: Iterable[Path]) -> list[Line]:
     return [
         row for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for row in read_lines(file)
     ]
-
-
-def read_study_file(folder: Path) -> dict[str, Any]:
-    """Read the fields of the study in `folder`.
-
-    Raises:
-        InputError: the file cannot be read, or is no study.
-    """
-    file = folder / STUDY_FILE
-    try:
-        return dict(yaml.safe_load(file.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
-        raise InputError(f"{file} is not a study: remove it, or give another folder") from None
 
 
 def read_timing(folder: Path) -> dict[str, Any]:

@@ -40,10 +40,8 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
         seconds: no round is begun after so many, but for the first three; fifteen are enough.
 
     Returns:
-        `device`, `threads`, `torch`, `rounds`, `batch_size`, and `arms`: for each what `time_of` gives.
-
-    Raises:
-        DiffCLIPError: an arm cannot be timed, for example for want of memory.
+        `device`, `threads`, `torch`, `rounds`, `batch_size`, and `arms`: for each what `time_of` gives. An arm that
+        cannot be timed, for example for want of memory, raises `DiffCLIPError`.
     """
     place, before = torch.device(device), torch.get_num_threads()
     torch.set_num_threads(threads)

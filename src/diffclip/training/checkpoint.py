@@ -62,10 +62,8 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint of `run` and let `last` (and `best`) name it; all processes call it, and get the same folder.
 
-    Checkpoints that no link names are removed.
-
-    Raises:
-        InputError: no space left on the device, or no permission. The checkpoints before stay as they were.
+    Checkpoints that no link names are removed. Where the disk refuses, `InputError` is raised and the checkpoints
+    before stay as they were.
     """
     temporary = run / "checkpoints" / ".new.tmp"
     folder, is_saved = first_does(fabric, lambda: _folder_for(run, progress))
@@ -171,10 +169,7 @@ def read_state(folder: Path) -> RunProgress:
 def choose_checkpoint(run: Path) -> Path | None:
     """Choose the newest checkpoint of `run` that is whole, which `last` then names; None where the run has none yet.
 
-    Newer ones are damaged: they are named on stderr and removed.
-
-    Raises:
-        InputError: there are checkpoints, and none is whole.
+    Newer ones are damaged: they are named on stderr and removed. Where none is whole, `InputError` is raised.
     """
     damaged: dict[Path, str] = {}
     for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):

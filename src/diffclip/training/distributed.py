@@ -141,10 +141,8 @@ def agreed_batches(
 ) -> Iterator[tuple[Batch, float, bool]]:
     """Yield each batch as (samples, seconds waited for it, whether any process is asked to stop).
 
-    Beside a process that met broken samples the others leave as many out, so that all have the same number.
-
-    Raises:
-        DiffCLIPError: the data of any process failed.
+    Beside a process that met broken samples the others leave as many out, so that all have the same number. The error
+    of any process's data is raised in all.
     """
     while True:
         started = time.perf_counter()

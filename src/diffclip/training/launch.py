@@ -47,11 +47,8 @@ class Hardware:
     accelerator: Literal["auto", "cuda", "cpu"] = "auto"
 
     def resolved(self) -> Hardware:
-        """Replace "auto" by numbers: from the environment where `torchrun` or `srun` has started the processes.
-
-        Raises:
-            InputError: numbers that contradict the environment, or fewer GPUs than asked for.
-        """
+        """Replace "auto" by numbers: from the environment where `torchrun` or `srun` has started the processes. Numbers
+        that contradict it, or too few GPUs, raise `InputError`."""
         cuda = torch.cuda.is_available() and self.accelerator != "cpu"
         if self.accelerator == "cuda" and not cuda:
             raise InputError("torch sees no GPU: leave --accelerator out, or give --accelerator cpu")
@@ -106,10 +103,8 @@ def started_outside() -> tuple[int, int] | None:
 def launch(hardware: Hardware) -> None:
     """Run this program's own command in one process per device of this node, and wait for all of them.
 
-    When one fails, the others are ended. A signal to stop goes to all, which have five minutes to save.
-
-    Raises:
-        DiffCLIPError: the error of the process that failed first, with its exit code.
+    A signal to stop goes to all, which have five minutes to save. When one fails, the others are ended, and its line
+    and exit code are raised as `DiffCLIPError`.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 

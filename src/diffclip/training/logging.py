@@ -39,7 +39,8 @@ class RunLogger:
 
     Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). A run that is
     resumed after step `done` forgets its records of later steps, so that each step stands once. TensorBoard or Weights
-    & Biases that cannot be used is told in one line, and the run goes on without it.
+    & Biases that cannot be used is told in one line, and the run goes on without it. A `metrics.jsonl` that cannot be
+    written raises `InputError`.
 
     Args:
         run: the folder; its `about.json` is told how this start ends.
@@ -48,9 +49,6 @@ class RunLogger:
         done: steps that were made before this start.
         wandb: the project at Weights & Biases that gets the numbers as well.
         config: shown there.
-
-    Raises:
-        InputError: `metrics.jsonl` or `validation.jsonl` cannot be written.
     """
 
     def __init__(

@@ -162,10 +162,8 @@ class _Counts(NamedTuple):
 @functools.cache
 def _count(config_json: str, backend: str, again: bool, precision: str) -> _Counts:
     """Count a model without weights; `again` recomputes blocks in the backward pass (`grad_checkpointing`)."""
-    config, samples = (
-        CLIPConfig.model_validate_json(config_json),
-        2,
-    )  # 1 is a size that some operations treat apart
+    config = CLIPConfig.model_validate_json(config_json)
+    samples = 2  # 1 is a size that some operations treat apart
     with weightless(config, "eager", again) as model:  # every entry of every map counts
         images, tokens = make_batch(config, samples)
         with FlopCounterMode(display=False) as vision:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     Field,
     NonNegativeFloat,
@@ -128,11 +127,7 @@ class Recipe(Keys):
     data: DataRecipe
 
     def config(self) -> CLIPConfig:
-        """The model's configuration.
-
-        Raises:
-            InputError: unknown model, or sizes that do not fit together.
-        """
+        """The model's configuration, or `InputError` for an unknown model or sizes that do not fit together."""
         if self.architecture is None:
             config = named_config(self.model, self.image_size)
         else:
@@ -151,11 +146,7 @@ class Recipe(Keys):
 
 def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """Read the recipe in a file, or the built-in one of that name, with `key=value` changes (`data.train=…` for inner
-    keys).
-
-    Raises:
-        InputError: no such recipe, not YAML, unknown key (the nearest is offered), or a value of the wrong type.
-    """
+    keys). No such recipe, no YAML, and the errors of `parse_recipe` raise `InputError`."""
     path, changes = find_recipe(source), list(changes)
     return parse_recipe(recipe_fields(path, changes), str(path), changes)
 
@@ -211,11 +202,8 @@ def _with_model_of_weights(fields: Mapping[str, Any], source: str) -> dict[str, 
 
 
 def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
-    """`model` and `architecture` of a recipe for the `config` of `weights`.
-
-    Raises:
-        InputError: it mixes attentions, has a λ_init or lacks parts as no model does that a recipe can name.
-    """
+    """`model` and `architecture` of a recipe for the `config` of `weights`, or `InputError` where no model that a
+    recipe can name has its attentions, λ_init and parts."""
     variant = variant_of(config)
     if variant == "custom":
         parts = config.differential.model_dump(exclude_defaults=True)
@@ -228,8 +216,3 @@ def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
     decided: Any = dict.fromkeys(("lambda_init", "differential", "logit_bias", "tokenizer"), True)
     decided |= {"vision": {"attention", "registers"}, "text": {"attention"}, "preprocess": {"mean", "std"}}
     return {"model": variant, "architecture": config.model_dump(mode="json", exclude=decided)}
-
-
-def to_yaml(recipe: Recipe) -> str:
-    """The recipe with every key, as `read_recipe` reads it."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -24,6 +24,10 @@ class Keys(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    def to_yaml(self) -> str:
+        """Write every key, as a recipe's file has it."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
 
 def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: Iterable[str] = ()) -> Parsed:
     """Check `fields` as a recipe of this kind.
@@ -61,12 +65,8 @@ def _names(kind: type[BaseModel]) -> list[str]:
 
 
 def find_recipe(source: str | Path, prefix: str = "") -> Path:
-    """Find the file that `source` means: a path, or the name of a recipe that comes with the package.
-
-    Raises:
-        InputError: there is none; the nearest name is offered, of those that begin with `prefix` ("study_", "vlm_", or
-            neither).
-    """
+    """Find the file that `source` means: a path, or the name of a recipe that comes with the package. Where there is
+    none, `InputError` offers the nearest name of those that begin with `prefix` ("study_", "vlm_", or neither)."""
     path = Path(source)
     if path.is_file():
         return path
@@ -88,12 +88,10 @@ def recipe_folders() -> list[Path]:
 def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     """Read the fields of the recipe in the file `path`, laid over its `base` and with `key=value` changes, unchecked.
 
-    A base is a file beside the recipe, or a recipe by name.
-
-    Raises:
-        InputError: not YAML, no such base, or a word that is no change.
+    A base is a file beside the recipe, or a recipe by name. A file that is not YAML, a base that is not there and a
+    word that is no change raise `InputError`.
     """
-    fields = _read_fields(path)
+    fields = read_fields(path)
     if (base := fields.pop("base", None)) is not None:
         under = path.parent / str(base)
         under = under if under.is_file() else find_recipe(str(base))
@@ -105,11 +103,16 @@ def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     return fields
 
 
-def _read_fields(path: Path) -> dict[str, Any]:
+def read_fields(path: Path) -> dict[str, Any]:
+    """Read the mapping in a YAML file, or raise `InputError` where it holds none."""
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except (
+        OSError,
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # ValueError: not UTF-8, or a date that does not exist
+        raise InputError(f"{path} is not YAML or cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
         raise InputError(f"{path} is not a recipe: it must map keys such as model, epochs, data to values")
     return fields

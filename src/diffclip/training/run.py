@@ -45,7 +45,7 @@ from diffclip.training.launch import LAUNCHED_BY, Hardware, StopRequest, die_wit
 from diffclip.training.logging import RunLogger
 from diffclip.training.loop import Trainer
 from diffclip.training.optimizer import make_optimizer
-from diffclip.training.recipe import Recipe, read_recipe, to_yaml
+from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.run_folder import (
     RECIPE_FILE,
     add_start,
@@ -122,11 +122,8 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
 def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> CaptionLoader:
     """Open the training shards of `recipe` as a loader of this process's share of uint8 batches.
 
-    Nothing is written beside the shards. With `data.memory` all images are decoded here and kept.
-
-    Raises:
-        InputError: shards are missing or empty, hold fewer samples than a batch, a batch cannot be shared out, or
-            the images that `data.memory` keeps are larger than the memory.
+    Nothing is written beside the shards. With `data.memory` all images are decoded here and kept. `InputError` is
+    raised as by `Corpus` and `CaptionLoader`.
     """
     config, data = recipe.config(), recipe.data
     corpus = Corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
@@ -140,11 +137,7 @@ def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> Caption
 
 
 def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
-    """Open the validation split of `recipe`, None where it has none.
-
-    Raises:
-        InputError: shards are missing, empty or without captions.
-    """
+    """Open the validation split of `recipe`, None where it has none, with the errors of `Shards` and `caption_set`."""
     if recipe.data.val is None:
         return None
     val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
@@ -165,11 +158,7 @@ def build_model(recipe: Recipe) -> CLIP:
 
 def take_weights(model: CLIP, source: str) -> None:
     """Fill `model` from a saved one, whose position embeddings are resampled where the image size differs. From one
-    loss to the other the logits' scale and bias start anew.
-
-    Raises:
-        InputError: `source` cannot be read, or holds another model.
-    """
+    loss to the other the logits' scale and bias start anew. Another model raises `InputError`."""
     saved = load(source, image_size=model.config.vision.image_size)[0]
     prepared, wanted = saved.config.preprocess, model.config.preprocess
     if (prepared.mean, prepared.std) != (wanted.mean, wanted.std):
@@ -225,7 +214,7 @@ def _prepare(
             held.enter_context(lock_folder(run))
             if is_started(run):
                 raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
-        write_text(run / RECIPE_FILE, to_yaml(recipe))
+        write_text(run / RECIPE_FILE, recipe.to_yaml())
 
     first_does(fabric, claim)
     torch.manual_seed(recipe.seed + rank)
@@ -255,11 +244,8 @@ def _prepare(
 
 
 def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
-    """See that the samples still to come are those that the run had still to see, in every process.
-
-    Raises:
-        InputError: the shards are others than before, or than another process has.
-    """
+    """See that the samples still to come are those that the run had still to see, in every process, or raise
+    `InputError`."""
     order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
     if len(set(share(fabric, order))) > 1:
         raise InputError("the processes do not see the same shards: give every node the same data")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import yaml
 
 from diffclip.data.remote import shown
 from diffclip.errors import InputError
 from diffclip.files import disk_errors, lock_file, write_text
 from diffclip.training.recipe import Recipe, read_recipe
+from diffclip.training.recipe_file import read_fields
 
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
 METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
@@ -48,8 +48,7 @@ def is_started(run: Path) -> bool:
 def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     """Check, without writing anything, that a run of `recipe` may start in `run`, or continue there with `resume`.
 
-    Raises:
-        InputError: it holds other files; or a run, without `resume`, of another recipe, or whose checkpoints are gone.
+    Other files, and a run without `resume`, of another recipe or whose checkpoints are gone raise `InputError`.
     """
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} if run.exists() else set()
@@ -74,11 +73,8 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
 
 
 def lock_folder(run: Path) -> IO[str]:
-    """Keep other processes from training in `run` until this one ends, however it does, or the handle is closed.
-
-    Raises:
-        InputError: another process trains there.
-    """
+    """Keep other processes from training in `run` until this one ends, however it does, or the handle is closed; raise
+    `InputError` where one trains there."""
     handle = lock_file(run / LOCK_FILE)
     if isinstance(handle, str):
         raise InputError(f"{handle} trains in {run}: wait for it, or choose another --run")
@@ -106,11 +102,7 @@ def _flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def add_start(run: Path, facts: Mapping[str, Any]) -> None:
-    """Append a start to `about.json` of `run`; a file that cannot be read is replaced.
-
-    Raises:
-        InputError: no space left, or no permission.
-    """
+    """Append a start to `about.json` of `run`; a file that cannot be read is replaced."""
     _write_starts(run, [*read_starts(run), dict(facts)])
 
 
@@ -198,21 +190,14 @@ def run_folders(folder: str | Path) -> list[Path]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder that has made a step.
-
-    Raises:
-        InputError: it has not, or its files cannot be read.
-    """
+    """Read a run folder that has made a step, or raise `InputError` where it has not or cannot be read."""
     folder = Path(folder)
     for name in (RECIPE_FILE, METRICS_FILE):
         if not (folder / name).is_file():
             raise InputError(
                 f"{folder} has no {name}: give the folder of a run that `diffclip train` has begun"
             )
-    try:
-        recipe = dict(yaml.safe_load((folder / RECIPE_FILE).read_text("utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise InputError(f"cannot read {folder}: {str(error).splitlines()[0]}") from error
+    recipe = read_fields(folder / RECIPE_FILE)
     rows = read_lines(folder / METRICS_FILE)
     if not rows:
         raise InputError(f"{folder / METRICS_FILE} has no complete step yet: wait for the first step")
@@ -221,11 +206,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Read JSON objects, one per line; a line cut short is left out, and a missing file has none.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Read JSON objects, one per line; a line cut short is left out, and a missing file has none."""
     if not path.is_file():
         return []
     try:

@@ -45,11 +45,8 @@ class Validation:
 def validate(
     fabric: Any, model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Validation:
-    """Embed the images and captions of `data` in the first process, and score them; all processes call it.
-
-    Raises:
-        InputError: no image can be read, or an embedding is not finite; in all processes.
-    """
+    """Embed the images and captions of `data` in the first process, and score them; all processes call it, and all
+    raise `InputError` where no image can be read or an embedding is not finite."""
     # as many images at a time as a step has
     batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // fabric.world_size)
     whole = _whole(model, recipe.attention_backend)

@@ -13,10 +13,8 @@ from diffclip.errors import InputError
 from diffclip.vlm.conversations import IMAGE, Conversation
 
 Template = Literal["plain", "chat"]
-TEMPLATES: dict[int, Template] = {1: "plain", 2: "chat"}
-"""The template of each stage."""
-IGNORED = -100
-"""The label that the loss leaves out, as everywhere in torch and transformers."""
+TEMPLATES: dict[int, Template] = {1: "plain", 2: "chat"}  # the template of each stage
+IGNORED = -100  # the label that the loss leaves out, as everywhere in torch and transformers
 MAX_NEW_TOKENS = 128
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>")
 

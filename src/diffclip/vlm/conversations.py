@@ -72,11 +72,7 @@ class _Sample(BaseModel):
 
 
 def read_samples(json_file: str | Path) -> Iterator[Any]:
-    """Yield the entries of a JSON list, or of JSON lines.
-
-    Raises:
-        InputError: the file is missing, cannot be read, is not JSON, or is empty.
-    """
+    """Yield the entries of a JSON list, or of JSON lines."""
     is_empty = True
     with explained(f"cannot read {json_file}", _WANTED), open(json_file, encoding="utf-8-sig") as handle:
         is_list = handle.read(1 << 20).lstrip().startswith("[")

@@ -17,8 +17,7 @@ from diffclip.model_source import find_model, load_for_use, recipe_of
 from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.llava import connector_of
 
-MODEL_FOLDER = "model"
-"""The folder of a run's model."""
+MODEL_FOLDER = "model"  # the folder of a run's model
 _NO_MODEL = "holds no model that answers questions about images"
 _WANTED = "give a run folder of `diffclip vlm train`, or a model that it saved"
 
@@ -26,22 +25,14 @@ _untyped: Any = transformers  # mypy refuses calls of functions without types
 
 
 def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
-    """Save a connected model and its processor to a new `folder`, whole or not at all.
-
-    Raises:
-        InputError: `folder` exists, or cannot be written.
-    """
+    """Save a connected model and its processor to a new `folder`, whole or not at all."""
     with write_atomically(folder) as temporary:
         model.save_pretrained(temporary)
         processor.save_pretrained(temporary)
 
 
 def load_vlm(source: str | Path) -> tuple[Any, Any]:
-    """Load a connected model, in evaluation mode on the CPU, and its processor from a run or from its own folder.
-
-    Raises:
-        InputError: `source` has no such model, or its files are damaged.
-    """
+    """Load a connected model, in evaluation mode on the CPU, and its processor from a run or from its own folder."""
     folder = model_folder(source)
     with explained(f"{folder} {_NO_MODEL}", _WANTED):
         model = read_whole(_untyped.AutoModelForImageTextToText, folder, folder, trust_remote_code=False)
@@ -54,11 +45,7 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
 
 
 def model_folder(source: str | Path) -> Path:
-    """Return the folder with the weights: `source`, or the model of the run `source`.
-
-    Raises:
-        InputError: there is no such folder, the run has not ended, or it is a run of `diffclip train`.
-    """
+    """Return the folder with the weights: `source`, or the model of the run `source`."""
     folder = Path(source)
     for candidate in (folder, folder / MODEL_FOLDER):
         if (candidate / "config.json").is_file():
@@ -73,11 +60,7 @@ def model_folder(source: str | Path) -> Path:
 
 
 def load_vision(source: str) -> tuple[Any, Any]:
-    """Load a vision tower, a DiffCLIPVisionModel, and its image processor; `source` is as for `load_for_use`.
-
-    Raises:
-        InputError: `source` has no usable weights.
-    """
+    """Load a vision tower, a DiffCLIPVisionModel, and its image processor; `source` is as for `load_for_use`."""
     if find_model(source) is None:
         raise InputError(
             f"vision {source} is a model's name and has no weights: give a run, a saved folder or hf-hub:OWNER/NAME"
@@ -87,11 +70,7 @@ def load_vision(source: str) -> tuple[Any, Any]:
 
 
 def load_language_model(source: str) -> tuple[Any, Any]:
-    """Load a causal language model (float32, evaluation mode) and its tokenizer from a folder or the Hugging Face hub.
-
-    Raises:
-        InputError: there is none, it is of another kind, its weights are damaged, or it needs code of its own.
-    """
+    """Load a causal language model (float32, evaluation mode) and its tokenizer from a folder or the hub."""
     with explained(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
         config = _untyped.AutoConfig.from_pretrained(source, trust_remote_code=False)
         if type(config) not in _untyped.AutoModelForCausalLM._model_mapping:
@@ -108,9 +87,6 @@ def identify(source: str | Path) -> dict[str, Any]:
     """Return the `model`, `weights` and `seed` of records about the model in `source`, a saved model or a run.
 
     `model` is the name of the run without seed and stage, or of the saved folder.
-
-    Raises:
-        InputError: `source` has no model.
     """
     folder = model_folder(source)
     run = folder.resolve().parent

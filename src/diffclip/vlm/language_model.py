@@ -62,10 +62,6 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     """Train a language model and its tokenizer on texts about scenes, and save both to a new `folder` of transformers.
 
     It takes about three minutes on 2 CPU cores. A stopped training goes on from its checkpoints in FOLDER.training.
-
-    Raises:
-        InputError: the folder cannot be written.
-        StoppedError: a signal asked to stop; the state is saved.
     """
     folder = Path(folder)
     run = folder.with_name(f"{folder.name}.training")

@@ -57,11 +57,7 @@ CONNECTORS: dict[str, Any] = {
 
 
 def connector_of(config: Any) -> str:
-    """Return the name in `CONNECTORS` of the connector of a model with this configuration.
-
-    Raises:
-        InputError: such a model has no connector.
-    """
+    """Return the name in `CONNECTORS` of the connector of a model with this configuration."""
     for name, kind in CONNECTORS.items():
         if config.model_type == kind.config_class.model_type:
             return name
@@ -81,10 +77,9 @@ def connect(
     """Put together a model that answers questions about images, and its processor; the parts are copied.
 
     Args:
-        vision: a DiffCLIPVisionModel of two layers or more, without registers.
+        vision: a DiffCLIPVisionModel of two layers or more, without registers; `image_processor` is its own.
         language_model: a causal language model of transformers in float32, built as Llama and Qwen2 are.
         tokenizer: the language model's; ChatML's tokens are added if they are missing.
-        image_processor: the vision tower's.
         connector: a name in `CONNECTORS`; its weights are drawn from `seed` as torch's linear layers are, like LLaVA's.
 
     Returns:

@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from diffclip.config import explain
 from diffclip.errors import InputError, explained
+from diffclip.evaluation.records import parse_lines
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import sums_interval
 from diffclip.files import printable
@@ -26,10 +26,8 @@ from diffclip.scenes.write import QUESTION_IMAGES
 from diffclip.vlm.chat import MAX_NEW_TOKENS
 
 SPLITS = ("random", "popular", "adversarial")
-OVERALL = "overall"
-"""The mean over the three splits, as a split of its own."""
-METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
-"""Yes is the positive class."""
+OVERALL = "overall"  # the mean over the three splits, as a split of its own
+METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio")  # yes is the positive class
 Answer = Literal["yes", "no"]
 
 
@@ -96,13 +94,7 @@ def _file_name(split: str) -> str:
 def _read(file: Path) -> list[Question]:
     with explained(f"cannot read {file}", f"POPE has the files {', '.join(map(_file_name, SPLITS))}"):
         lines = file.read_text(encoding="utf-8-sig").split("\n")
-    questions = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                questions.append(Question.model_validate_json(line))
-            except ValidationError as error:
-                raise InputError(f"{file}, line {number} is not a question: {explain(error)}") from None
+    questions = parse_lines(lines, Question, file, "question")
     if not questions:
         raise InputError(f"{file} has no question: fetch it again")
     return questions

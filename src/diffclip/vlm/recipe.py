@@ -30,11 +30,7 @@ class StageRecipe(Keys):
     save_every: int = Field(default=500, gt=0, description="steps")
 
     def passes(self, world: int) -> int:
-        """Return the passes of a step on each of `world` processes.
-
-        Raises:
-            InputError: the batch cannot be divided into such passes.
-        """
+        """Return the passes of a step on each of `world` processes."""
         at_once = self.per_device_batch_size * world
         if self.batch_size % at_once:
             raise InputError(
@@ -59,11 +55,7 @@ class VLMRecipe(Keys):
     stage2: StageRecipe | None = None
 
     def stage(self, number: int) -> StageRecipe:
-        """Return the settings of stage 1 or 2.
-
-        Raises:
-            InputError: the recipe leaves it out.
-        """
+        """Return the settings of stage 1 or 2; `InputError` if it is left out."""
         part = self.stage1 if number == 1 else self.stage2
         if part is None:
             raise InputError(

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +29,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import disk_errors, write_text
-from diffclip.training.distributed import native_precision
+from diffclip.training.distributed import has_bf16, native_precision
 from diffclip.training.launch import StopRequest
 from diffclip.training.logging import Ended, duration, forget_after, pace
 from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, lock_folder
@@ -64,7 +64,8 @@ def train_stage(
     """
     part, recipe = recipe.stage(stage), recipe.only(stage)
     is_first = os.environ.get("RANK", "0") == "0"
-    bf16 = native_precision(recipe.precision, "cuda" if torch.cuda.is_available() else "cpu") == "bf16"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    bf16 = native_precision(recipe.precision, device) == "bf16"
     with ExitStack() as held, StopRequest(run) as stop:
         try:
             check_run(recipe, run, resume)
@@ -73,11 +74,7 @@ def train_stage(
                     say(f"{run} is finished: its model is {run / MODEL_FOLDER}")
                 return 0
             passes = part.passes(int(os.environ.get("WORLD_SIZE", "1")))
-            if (
-                bf16
-                and torch.cuda.is_available()
-                and not torch.cuda.is_bf16_supported(including_emulation=False)
-            ):
+            if bf16 and device == "cuda" and not has_bf16(device):
                 raise InputError("the GPU has no bfloat16: give precision=fp32")
             conversations = open_conversations(part.json_file, part.images)
             model, processor = starting_model(recipe, part, stage)
@@ -131,21 +128,14 @@ def checkpoints(run: Path) -> list[Path]:
     """
     steps = {}
     for file in run.glob("checkpoint-*/trainer_state.json"):
-        number = file.parent.name.removeprefix("checkpoint-")
-        try:
+        with suppress(OSError, ValueError):
             json.loads(file.read_text(encoding="utf-8"))
-            steps[int(number)] = file.parent
-        except (OSError, ValueError):
-            continue
+            steps[int(file.parent.name.removeprefix("checkpoint-"))] = file.parent
     return [steps[step] for step in sorted(steps)]
 
 
 def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
-    """Check, without writing anything, that a run of `recipe`, which has one stage, may start or go on in `run`.
-
-    Raises:
-        InputError: the folder holds other files, a run without `resume`, or with it a run of another recipe.
-    """
+    """Check, without writing anything, that a run of `recipe`, which has one stage, may start or go on in `run`."""
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
     if not resume or RECIPE_FILE not in found:
@@ -175,9 +165,6 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
 
     Args:
         samples: digest of the conversations, whose file may have moved.
-
-    Raises:
-        InputError: another process trains there, or the run was started with other conversations.
     """
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
@@ -209,9 +196,6 @@ class StageTrainer(Trainer):
     """Trainer in the folder `run`, with a given order of samples, and errors in one line.
 
     `dataset` has items for `collate`, which pads with the token `padding`. `settings` are for `TrainingArguments`.
-
-    Raises:
-        InputError: one process has several GPUs.
     """
 
     model: Any
@@ -258,13 +242,7 @@ class StageTrainer(Trainer):
         vars(self.model.config).pop("use_cache", None)
 
     def fit(self, resume: bool) -> None:
-        """Train to the end, from the last checkpoint of the run if `resume` is set.
-
-        Raises:
-            StoppedError: a signal asked the run to stop; its state is saved.
-            InputError: the disk is full, or a sample cannot be used.
-            DiffCLIPError: the GPU's memory is too small.
-        """
+        """Train to the end, from the last checkpoint of the run if `resume` is set."""
         found = checkpoints(self._run) if resume else []
         with disk_errors(self._run):
             try:
@@ -378,11 +356,7 @@ class Reporter(TrainerCallback):
 
 
 def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[Any, Any]:
-    """Load the model that `stage` starts from, in float32, and its processor.
-
-    Raises:
-        InputError: a part cannot be used, or stage 2 starts from a model of other parts than the recipe's.
-    """
+    """Load the model that `stage` starts from, in float32, and its processor."""
     if stage == 1:
         vision, image_processor = load_vision(recipe.vision)
         language_model, tokenizer = load_language_model(recipe.language_model)

@@ -20,11 +20,7 @@ _THUMBNAIL = 240
 
 
 class SearchedFolder:
-    """Images of `folder`, by each of `models`.
-
-    Raises:
-        InputError: `folder` does not exist, or holds no image.
-    """
+    """Images of `folder`, by each of `models`."""
 
     def __init__(self, folder: Path, models: Sequence[Shown]) -> None:
         find_images([folder])

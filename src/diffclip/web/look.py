@@ -23,6 +23,7 @@ from diffclip.focus import measures
 from diffclip.focus.maps import as_patches, patch_part, rollout
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import image_relevances
+from diffclip.focus.view import OF_TEXTS
 from diffclip.model_source import Loaded
 
 METHODS = {
@@ -38,12 +39,8 @@ METHODS = {
 """Maps by name: the text's relevance by two methods (last layer), rollout (all layers), and the class token's row of A
 or A1 − λ·A2, of A1 and of A2, mean over the heads of the last layer; and no `Map`: a patch's row of A or A1 − λ·A2 in
 the same place, and the nearest text of each place."""
-OF_TEXTS = ("relevance", "grad-eclip")
-"""The maps for a text."""
-EDGE = 96
-"""Of drawn maps, in pixels; the browser smooths further."""
-PAIR_MAPS = ("A1", "A2")
-"""The maps that only differential layers have."""
+EDGE = 96  # of drawn maps, in pixels; the browser smooths further
+PAIR_MAPS = ("A1", "A2")  # the maps that only differential layers have
 
 
 @dataclass(frozen=True)

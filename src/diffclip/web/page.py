@@ -24,11 +24,9 @@ from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
 from diffclip.web.results import Shown, gallery, image_uri, message, results
 
-MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000
-"""Of an image that a visitor uploads."""
+MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000  # of an image that a visitor uploads
 MAX_TEXTS, MAX_LETTERS = 32, 300
-_WAITING = 32
-"""Requests that wait for their turn; gradio tells further ones that the queue is full."""
+_WAITING = 32  # requests that wait for their turn; gradio tells further ones that the queue is full
 _OPACITY, _TOP, _THUMBNAIL, _IMAGE_EDGE = 60, (12, 48), 96, 480
 
 _SCENES = (22, 4, 17, 30, 43, 47, 25, 6)
@@ -46,12 +44,7 @@ _COMPUTED: dict[str, Any] = {
     "api_visibility": "private",
     "show_progress": "minimal",
 }
-_QUICK: dict[str, Any] = {
-    "concurrency_id": "quick",
-    "concurrency_limit": 4,
-    "api_visibility": "private",
-    "show_progress": "hidden",
-}
+_QUICK = _COMPUTED | {"concurrency_id": "quick", "concurrency_limit": 4, "show_progress": "hidden"}
 
 
 class ShownScene(NamedTuple):

@@ -18,10 +18,11 @@ from PIL import Image
 
 from diffclip.config import variant_of
 from diffclip.files import printable
+from diffclip.focus.view import OF_TEXTS
 from diffclip.model_source import RANDOM, Loaded
 from diffclip.report.attention import RELEVANCE_FLOOR, Scale, scale_of
 from diffclip.report.style import COLORS, OTHERS
-from diffclip.web.look import EDGE, METHODS, OF_TEXTS, Look, Map
+from diffclip.web.look import EDGE, METHODS, Look, Map
 
 _NUMBERS = {
     "entropy": ("Entropy", "0: all on one patch, 1: spread evenly", "{:.2f}"),

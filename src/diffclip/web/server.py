@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType
 
 from diffclip.errors import InputError
 from diffclip.model_source import Loaded
@@ -44,16 +43,11 @@ def pick_port(host: str, port: int) -> int:
 
 
 def serve(page: AbstractContextManager[str]) -> None:
-    """Keep the page of `served` open until the process is asked to stop.
-
-    Raises:
-        InputError: the page's folder does not exist, or holds no image.
-        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP, when everything is closed.
-    """
+    """Keep the page of `served` open until the process is asked to stop."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         # under nohup a closed terminal is ignored, and stays so
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, signal.default_int_handler)
     with page as address:
         print(f"diffclip: the page is at {address} (Ctrl-C stops it)", file=sys.stderr, flush=True)
         threading.Event().wait()
@@ -120,7 +114,3 @@ def served(
             page.close(verbose=False)
             if searched:
                 searched.close()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

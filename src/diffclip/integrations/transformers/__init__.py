@@ -24,6 +24,7 @@ from diffclip.integrations.transformers.conversion import load_transformers as l
 from diffclip.integrations.transformers.conversion import processor_of as processor_of
 from diffclip.integrations.transformers.conversion import save_transformers as save_transformers
 from diffclip.integrations.transformers.conversion import to_diffclip as to_diffclip
+from diffclip.integrations.transformers.conversion import tokenizer_of as tokenizer_of
 from diffclip.integrations.transformers.conversion import vision_from_diffclip as vision_from_diffclip
 from diffclip.integrations.transformers.models import DiffCLIPModel as DiffCLIPModel
 from diffclip.integrations.transformers.models import DiffCLIPTextModel as DiffCLIPTextModel
@@ -34,7 +35,6 @@ from diffclip.integrations.transformers.models import DiffCLIPVisionModel as Dif
 from diffclip.integrations.transformers.models import (
     DiffCLIPVisionModelWithProjection as DiffCLIPVisionModelWithProjection,
 )
-from diffclip.integrations.transformers.tokens import tokenizer_of as tokenizer_of
 
 _KINDS: dict[Any, Any] = {
     DiffCLIPConfig: DiffCLIPModel,

@@ -1,16 +1,21 @@
-"""Convert models, image processors and folders between the core and transformers."""
+"""Convert models, image processors, tokenizers and folders between the core and transformers.
+
+Merges and ids of the tokenizer are those of open_clip. A normalizer repeats its cleaning, except for the steps of ftfy
+that need the whole text (mojibake, full-width letters, unusual HTML entities).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from PIL.Image import Resampling
 from torch import Tensor
-from transformers import AutoImageProcessor, CLIPProcessor
+from transformers import AutoImageProcessor, CLIPProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.utils import logging
 
@@ -26,7 +31,6 @@ from diffclip.integrations.transformers.models import (
     DiffCLIPVisionModel,
     core_name,
 )
-from diffclip.integrations.transformers.tokens import tokenizer_of
 from diffclip.model import CLIP
 
 Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
@@ -36,6 +40,25 @@ _INTERPOLATIONS: dict[int, Literal["bilinear", "bicubic"]] = {
     Resampling.BICUBIC: "bicubic",
 }
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+START, END = "<start_of_text>", "<end_of_text>"
+# The id 0 pads, and is also a `!` inside a word. As a special token `!` would be cut out of texts before anything
+# else, so the vocabulary calls it by its byte, the name under which the model looks for characters that it lacks.
+PAD = "<0x21>"
+
+_LETTERS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+_CONTROL = r"[\x00-\x08\x0b\x0e-\x1f\x7f\x{206a}-\x{206f}\x{feff}\x{fff9}-\x{fffc}]"
+_ENTITIES = {
+    "&lt;": "<",
+    "&gt;": ">",
+    "&quot;": '"',
+    "&#34;": '"',
+    "&#39;": "'",
+    "&apos;": "'",
+    "&nbsp;": " ",
+}
+_QUOTES = {r"[\x{2018}-\x{201b}\x{02bc}]": "'", r"[\x{201c}-\x{201f}]": '"'}
+_LIGATURES = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl"}
 
 
 def from_diffclip(model: CLIP) -> DiffCLIPModel:
@@ -106,6 +129,81 @@ def processor_of(config: CLIPConfig) -> CLIPProcessor:
     return CLIPProcessor(image_processor_of(config), tokenizer_of(config))  # type: ignore[no-untyped-call]
 
 
+def tokenizer_of(config: CLIPConfig) -> Any:
+    """Make transformers' fast tokenizer with the ids of this model.
+
+    Rows are those of ours with `padding="max_length", truncation=True`.
+
+    Raises:
+        InputError: the model's vocabulary is smaller than the tokenizer's.
+    """
+    if config.text.vocab_size < VOCABULARY:
+        raise InputError(
+            f"the vocabulary of {config.text.vocab_size} is smaller than the tokenizer's {VOCABULARY}"
+        )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=_backend(),
+        bos_token=START,
+        eos_token=END,
+        pad_token=PAD,
+        model_max_length=config.text.context_length,
+        model_input_names=["input_ids", "attention_mask"],
+        padding_side="right",
+        truncation_side="right",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@cache
+def _backend() -> Any:
+    # open_clip takes seconds to import
+    from open_clip.tokenizer import SimpleTokenizer
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+    from tokenizers.models import BPE
+
+    bpe = SimpleTokenizer()
+    vocabulary = {_renamed(token): number for token, number in bpe.encoder.items()}
+    merges = [(_renamed(first), _renamed(second)) for first, second in bpe.bpe_ranks]
+    made = Tokenizer(BPE(vocabulary, merges, end_of_word_suffix="</w>", byte_fallback=True))
+    # an entity may be written twice over, and the ampersand comes last each time
+    entities = 2 * [*_ENTITIES.items(), ("&amp;", "&")]
+    made.normalizer = normalizers.Sequence(
+        [
+            *(normalizers.Replace(written, meant) for written, meant in entities),
+            *(normalizers.Replace(written, meant) for written, meant in _LIGATURES.items()),
+            *(normalizers.Replace(Regex(written), meant) for written, meant in _QUOTES.items()),
+            normalizers.Replace(Regex(_CONTROL), ""),
+            normalizers.NFC(),
+            normalizers.Lowercase(),
+        ]
+    )
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_LETTERS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, vocabulary[START]), (END, vocabulary[END])]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace(PAD, "!"),
+            decoders.ByteLevel(),
+            decoders.Replace("</w>", " "),
+            decoders.Strip(" ", 0, 1),
+        ]
+    )
+    return made
+
+
+def _renamed(token: str) -> str:
+    """Replace each `!` inside a word by PAD; a `!` that ends it is a character with an id of its own."""
+    word = token.removesuffix("</w>")
+    end = word[-1:] if token != word else ""
+    return word[: len(word) - len(end)].replace("!", PAD) + end + token[len(word) :]
+
+
 def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessConfig:
     """Read the preparation of images from a `processor`, as `image_processor_of` makes it; `source` is its origin."""
     size, square = dict(processor.size), {"height": image_size, "width": image_size}
@@ -149,9 +247,6 @@ def save_transformers(model: CLIP, folder: str | Path) -> None:
     """Save `model` to the new folder `folder`, for the Auto classes, whole or not at all.
 
     A model whose vocabulary is smaller than the tokenizer's goes without a tokenizer.
-
-    Raises:
-        InputError: the folder is there already, or cannot be written.
     """
     config = model.config
     whole = config.text.vocab_size >= VOCABULARY
@@ -161,11 +256,7 @@ def save_transformers(model: CLIP, folder: str | Path) -> None:
 
 
 def load_transformers(place: str | Path, source: str) -> CLIP:
-    """Load a model that transformers saved as a `DiffCLIPModel` to `place`, a folder or a name on the hub.
-
-    Raises:
-        InputError: weights are missing, extra or of another shape, or its images are prepared as ours cannot be.
-    """
+    """Load a model that transformers saved as a `DiffCLIPModel` to `place`, a folder or a name on the hub."""
     loaded = read_whole(DiffCLIPModel, place, source, exact=True, dtype=torch.float32)
     return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
 

@@ -37,10 +37,7 @@ from diffclip.towers.vision import build_vision
 HiddenStates = bool | int | Sequence[int] | None
 
 # transformers' name of a projection, whose weight is transposed, and the core's
-PROJECTIONS = {
-    "visual_projection.weight": "image_projection",
-    "text_projection.weight": "text_projection",
-}
+PROJECTIONS = {"visual_projection.weight": "image_projection", "text_projection.weight": "text_projection"}
 
 
 def core_name(name: str) -> str:

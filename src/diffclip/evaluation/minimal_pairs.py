@@ -1,10 +1,14 @@
-"""MMVP-VLM: which of two nearly equal images does a statement describe? Tong et al. (2024), arXiv:2401.06209.
+"""MMVP-VLM, which of two nearly equal images a statement describes, and SugarCrepe, which of two captions an image.
 
-The set is the published folder (huggingface.co/datasets/MMVP/MMVP_VLM): `Questions.csv` with the columns Question ID,
-Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each row. Two rows that follow each other are a pair.
-Two things differ from the published script (tsb0601/MMVP, `scripts/evaluate_vlm.py`) on purpose: the pattern is that of
-the column Type, not of the order of the rows; and a tie is wrong, not the second image. `group_match` is the score of
-Zhu et al. (2025), arXiv:2510.07632. docs/protocols.md says why the levels of chance are no floor.
+MMVP-VLM (Tong et al. 2024, arXiv:2401.06209) is the published folder (huggingface.co/datasets/MMVP/MMVP_VLM):
+`Questions.csv` with the columns Question ID, Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each
+row. Two rows that follow each other are a pair. Two things differ from the published script (tsb0601/MMVP,
+`scripts/evaluate_vlm.py`) on purpose: the pattern is that of the column Type, not of the order of the rows; and a tie
+is wrong, not the second image. `group_match` is the score of Zhu et al. (2025), arXiv:2510.07632. docs/protocols.md
+says why the levels of chance are no floor.
+
+SugarCrepe (Hsieh et al. 2023, arXiv:2306.14610) is as in the published script (RAIVNLab/sugar-crepe, `main_eval.py`):
+the captions have no template, and a tie is wrong.
 
 Shapes: P pairs, D joint width.
 """
@@ -12,13 +16,16 @@ Shapes: P pairs, D joint width.
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
+from diffclip.data.published_files import ChoiceSet
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
 from diffclip.errors import InputError, unknown
 from diffclip.evaluation.embed import Setting
@@ -53,9 +60,6 @@ def mmvp(setting: Setting[EvaluationSet]) -> list[Score]:
 
     The first is what the publications call the average. A pattern without pairs is left out, of the mean too.
     `hits` of the others hold the outcomes, so their sum is the number of pairs (or statements) that are right.
-
-    Raises:
-        InputError: an image cannot be read, or an embedding is not finite.
     """
     data = setting.data
     images, positions = setting.image_features()
@@ -120,10 +124,6 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
     """Open a folder in the published layout as the set `name`; no image is read yet.
 
     Images 2i and 2i + 1 are a pair. The label of an image is the number of its pattern, its caption its statement.
-
-    Raises:
-        InputError: no Questions.csv or folder of images, a row that cannot be read or has no partner, or a pair of two
-            patterns.
     """
     questions = folder / QUESTIONS
     inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
@@ -160,3 +160,31 @@ def _read_rows(file: Path) -> tuple[list[str], list[str], list[list[str]]]:
             raise InputError(f"{file}, row {place}: {unknown('pattern', kind, PATTERNS)}")
     keys = [f"{kind}/{number}.jpg" for number, kind, _ in fields]
     return keys, [_TYPES[kind] for _, kind, _ in fields], [[statement] for *_, statement in fields]
+
+
+def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
+    """Measure `average`, the mean of the files' accuracies, and the accuracy of each file by its name.
+
+    Items of one image are resampled together. Outcomes of `average` are weighted so that each file counts the same.
+    """
+    images, positions = setting.image_features()
+    places = {position: place for place, position in enumerate(positions)}
+    asked = [choice for choice in setting.data.choices if choice.image in places]
+    captions = dict.fromkeys(text for choice in asked for text in (choice.caption, choice.negative))
+    index, texts = {text: i for i, text in enumerate(captions)}, setting.text_features(list(captions))
+    shown = images[[places[choice.image] for choice in asked]].double()
+    own, other = (
+        (shown * texts[[index[text] for text in side]].double()).sum(-1)
+        for side in zip(*((choice.caption, choice.negative) for choice in asked), strict=True)
+    )
+    hits = torch.gt(own, other).double().cpu().numpy()
+    names, files = np.unique([choice.file for choice in asked], return_inverse=True)
+    images_of = np.array([choice.image for choice in asked])
+    average = class_mean_score("average", hits, files, 0.5, images_of)
+    weighted = hits * (len(hits) / len(names) / np.bincount(files))[files]
+    scores = [replace(average, hits=weighted, clusters=images_of, facts={"of": tuple(names.tolist())})]
+    for number, name in enumerate(names.tolist()):
+        own_file = files == number
+        scores.append(mean_score(name, hits[own_file], 0.5, images_of[own_file]))
+    method = "the caption must be nearer to the image than the negative one; ties count against"
+    return with_facts(scores, protocol=method)

@@ -1,0 +1,255 @@
+"""`diffclip data`: draw, pack, download and check data."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diffclip.cli.console import Processes, print_table, say_skipped, showing_progress
+from diffclip.data.download import CAPTION_SETS, fetch, img2dataset_command, prepare_list
+from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
+from diffclip.errors import DiffCLIPError, InputError, unknown
+from diffclip.files import check_writable, cores, printable, write_text
+
+if TYPE_CHECKING:
+    from diffclip.data.check import Check, Spread
+
+_BYTES = 25_000  # an image with the shorter edge at 224, about
+_NAMED = 10  # faults that the check prints
+
+data = typer.Typer(help="Draw, pack, download and check data.", no_args_is_help=True)
+
+
+@data.command("make-scenes")
+def make_scenes(
+    folder: Annotated[Path, typer.Argument(help="Target folder; finished parts are reused.")],
+    size: Annotated[int, typer.Option(help="Edge of the images in pixels, 16 or more.")] = 64,
+    train: Annotated[int, typer.Option(help="Captioned images to train on.")] = 20_000,
+    val: Annotated[int, typer.Option(help="Captioned images to validate on.")] = 1_000,
+    test: Annotated[int, typer.Option(help="Captioned images to test on.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Seed of the images.")] = 0,
+    distractors: Annotated[
+        int, typer.Option(help="Small objects in each image that no caption mentions, 0 to 64.")
+    ] = 0,
+    workers: Processes = None,
+) -> None:
+    """Draw the built-in set: captions, classes, shifted classes, minimal pairs and questions.
+
+    Example: diffclip data make-scenes data/scenes --train 20000 --seed 1
+    """
+    from diffclip.scenes import write_scenes
+
+    with showing_progress("Drawing scenes", {}) as progress:
+        at_once = workers or cores()
+        drawn = write_scenes(folder, size, train, val, test, seed, progress, at_once, distractors)
+    typer.echo(f"Drew the scenes in {folder}." if drawn else f"{folder} has these scenes already: reused.")
+
+
+@data.command("make-shards")
+def make_shards(
+    source: Annotated[Path, typer.Argument(help="Folder of images, at any depth.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the shards; finished shards are reused.")],
+    captions: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file. Default: captions.… in "
+            "SOURCE, or one file per split (…_train_….txt), each with a folder of its own.",
+            metavar="FILE",
+        ),
+    ] = None,
+    edge: Annotated[
+        int | None, typer.Option(help="Scale images down to this shorter edge, in pixels.", min=1)
+    ] = None,
+    workers: Processes = None,
+) -> None:
+    """Make shards to train on from a folder of images with captions.
+
+    Example: diffclip data make-shards sets/flickr8k sets-80/flickr8k --edge 80
+
+    Example: diffclip data make-shards photos shards --captions photos/captions.csv
+
+    After a stop the same command continues. Images that are missing, broken or without captions are left out and named.
+    """
+    from diffclip.data.captions import read_captions
+    from diffclip.data.make_shards import find_captions
+    from diffclip.data.make_shards import make_shards as make
+
+    files = {"": captions} if captions else find_captions(source)
+    found = {split: read_captions(file) for split, file in files.items()}
+    for split, texts in found.items():
+        place = folder / split
+        with showing_progress(f"Writing {place.name}", {"images": len(texts)}) as advance:
+            made = make(source, place, texts, edge, workers or cores(), advance)
+        typer.echo(
+            f"{made.samples:,} images with {made.captions:,} captions in {made.shards} "
+            f"shard{'s' * (made.shards != 1)} in {place}; {len(made.faults):,} left out"
+        )
+        say_skipped("images", made.faults)
+    if "" not in found:
+        write_text(folder / "dataset_type.txt", "retrieval\n")
+    first = folder / next(iter(found))
+    typer.echo(f"Next: diffclip data check {shlex.quote(str(first))}")
+
+
+@data.command("download")
+def download(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Sets to evaluate on, as clip_benchmark calls them (cifar10, food101 …), or to train on: "
+            "cc3m, cc12m, mscoco, laion400m.",
+            metavar="NAME",
+        ),
+    ],
+    root: Annotated[Path, typer.Option(help="Folder of the sets; each set is ROOT/NAME.")],
+) -> None:
+    """Fetch published sets from their publishers into ROOT/NAME.
+
+    Example: diffclip data download cifar10 dtd --root sets
+
+    A set that its publisher gives to signed-in users only is not fetched: the commands to type are printed (exit code
+    2). Sets to train on are lists of addresses: img2dataset fetches their images into the shards ROOT/NAME/train, the
+    shorter edge at 224. After a stop the same command continues.
+    """
+    for name in names:
+        if name not in PUBLISHED and name not in CAPTION_SETS:
+            raise unknown("published set", name, [*PUBLISHED, *CAPTION_SETS])
+    left = [name for name in dict.fromkeys(names) if not _fetch(name, root.expanduser())]
+    if left:
+        raise InputError(f"{', '.join(left)} must be fetched by hand, with the commands above")
+
+
+def _fetch(name: str, root: Path) -> bool:
+    """Fetch one set; return False if that must be done by hand, by the commands that are printed."""
+    if name in CAPTION_SETS:
+        _fetch_captions(name, root / name)
+        return True
+    entry, place = PUBLISHED[name], place_of(name, root)
+    if is_there(name, "test", place):
+        typer.echo(f"{name} is in {place} already.")
+        return True
+    typer.echo(f"{name}: {entry.title}, {entry.size}, from {entry.home}")
+    if how := by_hand(name, root):
+        typer.echo(f"By hand:\n  {how}")
+        if entry.reader == "captions":
+            small = Path(f"{place.parent}-80" if place.parent.name else "sets-80") / name
+            folders = shlex.join([str(place), str(small)])
+            typer.echo(f"Then, to train on it at 80 pixels: diffclip data make-shards {folders} --edge 80")
+        return False
+    typer.echo(f"{name} is in {fetch(name, root)}.")
+    return True
+
+
+def _fetch_captions(name: str, place: Path) -> None:
+    """Fetch one set to train on into the shards PLACE/train, going on where an earlier call stopped."""
+    entry, shards = CAPTION_SETS[name], place / "train"
+    size = f"{entry.pairs / 1e6:,.1f} million pairs, at most {entry.pairs * _BYTES / 1e9:,.0f} GB"
+    typer.echo(f"{name}: {entry.title}, {size}, from {entry.home}")
+    if not shutil.which("img2dataset"):
+        raise InputError(
+            "img2dataset, which fetches the images, is not installed: run pipx install img2dataset"
+        )
+    command = img2dataset_command(name, prepare_list(name, place), shards)
+    typer.echo("img2dataset fetches each image from its own address, which takes hours to days:")
+    typer.echo(f"  {shlex.join(command)}")
+    shards.mkdir(exist_ok=True)
+    if code := subprocess.run(command, check=False).returncode:
+        raise DiffCLIPError(f"img2dataset failed with exit code {code}: see its messages above")
+    typer.echo(f"Next: diffclip data check {shlex.quote(str(shards))}")
+
+
+@data.command("check")
+def check(
+    shards: Annotated[
+        list[str],
+        typer.Argument(
+            help="Shards: folders, files, ranges '{000..127}.tar' or addresses, as a recipe names them.",
+            metavar="SHARDS...",
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="Write the whole result to this file, as JSON.", metavar="FILE")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Read this many samples, drawn at random; default: all.", min=1)
+    ] = None,
+    workers: Processes = None,
+    caption_key: Annotated[
+        str, typer.Option(help="Key of the captions in .json, as in a recipe.")
+    ] = "caption",
+) -> None:
+    """Count the samples of shards: broken ones, sizes, lengths of captions, duplicates.
+
+    Every sample is read as training reads it. Memory grows by about 50 bytes per sample: for hundreds of
+    millions of samples use --sample N.
+
+    Example: diffclip data check sets/cc3m/train --output cc3m.json
+
+    The exit code is 0 if any sample can be used, and 2 if none can.
+    """
+    from diffclip.data.corpus import Corpus
+
+    if output is not None:
+        if output.suffix == ".tar":  # which a pattern without quotes may name
+            raise InputError(f"--output {output} would replace a shard: name a .json file")
+        check_writable(output)
+    corpus = Corpus(shards, caption_key)
+    from diffclip.data.check import check as look
+
+    total = min(sample or corpus.samples, corpus.samples)
+    with showing_progress("Reading", {"samples": total}) as advance:
+        found = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, None))
+    print_table(("", "value"), "ll", _rows(found))
+    unreadable = [*found.images_broken, *found.captions_broken]
+    for what, faults in (("Skipped", found.skipped), ("Unreadable", unreadable)):
+        if faults:
+            more = f", the first {_NAMED} of {len(faults):,}" if len(faults) > _NAMED else ""
+            typer.echo(f"{what}{more}:")
+        for fault in faults[:_NAMED]:
+            typer.echo(f"  {printable(str(fault))}")
+    if output is not None:
+        write_text(output, json.dumps(asdict(found), indent=1) + "\n")
+        typer.echo(f"wrote {output}")
+
+
+def _rows(found: Check) -> list[tuple[str, str]]:
+    from diffclip.data.check import CONTEXT_LENGTH, LEARNED_AT
+
+    return [
+        ("shards", f"{found.shards:,}"),
+        ("faults in the shards", f"{len(found.skipped):,}"),
+        ("samples with image and caption", f"{found.usable:,}"),
+        ("read", "all" if found.read == found.usable else f"{found.read:,}, drawn at random"),
+        ("can be trained on", _of(found.whole, found.read)),
+        ("unreadable images", _of(len(found.images_broken), found.read)),
+        ("unreadable captions", _of(len(found.captions_broken), found.read)),
+        ("shorter edge", f"{_middle(found.shorter_edge)} px; below {LEARNED_AT}: {_of(found.small, found.whole)}"),
+        ("captions", f"{found.captions:,}, {found.captions / found.whole:.2g} per image"),
+        ("tokens", _middle(found.tokens)),
+        (f"cut at {CONTEXT_LENGTH} tokens", _of(found.truncated, found.captions)),
+        ("same pixels as another", _duplicates(found.exact, found.whole)),
+        ("looks like another", _duplicates(found.near, found.whole)),
+    ]  # fmt: skip
+
+
+def _duplicates(groups: list[list[str]], whole: int) -> str:
+    return f"{_of(sum(map(len, groups)) - len(groups), whole)}, groups: {len(groups):,}"
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} ({100 * part / max(whole, 1):.3g} %)"
+
+
+def _middle(values: Spread) -> str:
+    shown = {name: f"{value:,.0f}" for name, value in values.items()}
+    return (
+        f"median {shown['median']}, 90 % within {shown['5 %']} to {shown['95 %']}, "
+        f"min {shown['min']}, max {shown['max']}"
+    )
