@@ -83,7 +83,8 @@ def check(name: str, case: Case, backends: Sequence[str], folder: Path, scratch:
         assert norms.keys() == expected_norms.keys()
         for key, norm in norms.items():
             # gradients of λ are sums that nearly cancel: 1.4e-4 apart between an AVX2 and an AVX512 processor
-            tolerance = max(2e-4 * abs(expected_norms[key]), 1e-6)
+            relative = 2e-4 if "lambda" in key else 1e-4
+            tolerance = max(relative * abs(expected_norms[key]), 1e-6)
             assert abs(norm - expected_norms[key]) <= tolerance, f"{backend} {key}"
 
 

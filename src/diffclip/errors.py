@@ -40,7 +40,7 @@ class NotFiniteError(InputError):
 class DivergedError(DiffCLIPError):
     """A training whose loss or gradients were not finite at `step`; a repetition would diverge again."""
 
-    def __init__(self, message: str, step: int = 0) -> None:  # another process makes it of the message alone
+    def __init__(self, message: str, step: int = 0) -> None:  # pickle gives the message, and restores `step`
         super().__init__(message)
         self.step = step
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from parity import DEVICE, assert_near, draw, exact, poisoned
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffclip.attention.kernels import launch, tuning
-from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, candidates, table_plan
+from diffclip.attention.kernels import plan as plans
+from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, candidates, chunks, table_plan
 
 KIB = 1024
 
@@ -28,6 +30,25 @@ def test_every_plan_fits_shared_memory(limit: int) -> None:
         plan = table_plan(problem, limit)
         for kernel in KERNELS:
             assert problem.shared(kernel, getattr(plan, kernel)) <= limit, (problem, kernel)
+
+
+def test_chunks_just_hold_a_row() -> None:
+    for tokens in range(1, 257):
+        parts = [part for part in chunks(tokens) if part]
+        assert all(part >= 16 and part & (part - 1) == 0 for part in parts), tokens
+        assert sum(parts[:-1]) < tokens <= sum(parts), tokens
+
+
+def test_plans_are_looked_for_once_a_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(tuning, "cached", lambda *arguments: looked.append(arguments))
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "_properties", torch.cuda.get_device_properties)
+    with FakeTensorMode():
+        q, v = (torch.empty(1, heads, 8, 16, device="cuda:0") for heads in (2, 1))
+        found = [plans.plan_for(q, v, False) for _ in range(3)]
+    assert len(looked) == 1
+    assert found == [table_plan(plans.problem_of(q, v, False))] * 3
 
 
 def all_candidates(kernel: str) -> list[Blocks]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,26 @@ def test_weights_of_open_clip_by_architecture_and_file(tiny: Path, between: str)
     half.write_bytes(tiny.read_bytes()[:5000])
     with pytest.raises(InputError, match=r"half\.pt cannot be read"):
         read_foreign(f"open_clip:tiny/{half}")
+
+
+def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(monkeypatch) -> None:
+    """Whatever the architecture says; nothing is built here."""
+    import open_clip
+
+    asked: dict[tuple[str, str], bool] = {}
+
+    def create_model(architecture: str, *, pretrained: str, quick_gelu: bool, **_: object) -> None:
+        asked[architecture, pretrained] = quick_gelu
+
+    monkeypatch.setattr(open_clip, "create_model", create_model)
+    monkeypatch.setattr("diffclip.convert.from_libraries.from_open_clip", lambda *_: None)
+    for architecture, tag in open_clip.list_pretrained():
+        with suppress(InputError):  # with a tower of another library: before a download
+            read_foreign(f"open_clip:{architecture}:{tag}")
+    for (architecture, tag), quick in asked.items():
+        assert quick == open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu", False), tag
+    assert len(asked) > 100
+    assert not any("SigLIP" in architecture for architecture, _ in asked)
 
 
 def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(tiny: Path, capsys) -> None:

@@ -46,6 +46,15 @@ def test_weights_are_passes_over_a_source(window: int | None) -> None:
     assert len(set(halves)) == 3
 
 
+@pytest.mark.parametrize(("window", "world"), [(None, 7), (1, 7), (16, 2)])
+def test_each_sample_once_in_the_same_number_of_steps(window: int | None, world: int) -> None:
+    """With a window and seven processes some parts begin and end within one shard."""
+    batches = orders(Layout([[3, 50, 700]], [1.0]), 4 * world, world, window)
+    assert {len(part) for part in batches} == {753 // (4 * world)}
+    seen = [item for part in batches for item in items_of(part)]
+    assert len(set(seen)) == len(seen) == 753 // (4 * world) * 4 * world
+
+
 @pytest.mark.parametrize("window", [None, 2])
 def test_a_part_of_a_source_is_drawn_evenly(window: int | None) -> None:
     layout = Layout([[2, 5, 13]], [0.25])

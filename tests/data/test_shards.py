@@ -85,6 +85,9 @@ def test_samples_by_number_across_shards(tmp_path, write_shard, image_bytes) -> 
         assert shards.sample(i) == {"jpg": image_bytes(i), "txt": f"first {i}\nsecond {i}\n".encode()}
     assert shards.sample(4, ["txt"]) == {"txt": b"first 4\nsecond 4\n"}
     assert shards.name(4) == f"{tmp_path / '1.tar'}:s0000004"
+    os.truncate(tmp_path / "0.tar", 1000)
+    with pytest.raises(InputError, match="became shorter"):
+        shards.sample(2)
 
 
 def test_keys_and_extensions_as_webdataset_groups_them(tmp_path: Path) -> None:

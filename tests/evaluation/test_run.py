@@ -1,6 +1,7 @@
 """Suites on real files: finished tasks are reused, a failure ends one task, and the file of records loses nothing."""
 
 import json
+import math
 import os
 import shutil
 import tarfile
@@ -224,6 +225,9 @@ def test_round_trip_and_order(tmp_path):
     [
         ("{not json", "line 3.*JSON"),
         (json.dumps(FIELDS | {"chance": None, "value": "high"}), "line 3.*value"),
+        (json.dumps(FIELDS | {"chance": None, "value": math.nan}), "line 3.*value"),
+        (json.dumps(FIELDS | {"chance": None, "count": -1}), "line 3.*count"),
+        (json.dumps(FIELDS | {"chance": None, "extra": 1}), "line 3.*extra"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, words):

@@ -140,11 +140,21 @@ def test_lambda_init_and_the_start() -> None:
         attn = tower.blocks[1].attn
         assert attn.diff_norm.weight.eq(1).all()
         assert 0.02 < float(attn.lambda_q1.detach().std()) < 0.3
+    with torch.device("meta"):
+        tower = timm.create_model(BASE, weight_init="skip", **TINY)
+    tower = tower.to_empty(device="cpu")
+    for parameter in tower.parameters():
+        parameter.data.fill_(torch.nan)
+    tower.init_weights("", needs_reset=True)
+    assert all(parameter.isfinite().all() for parameter in tower.parameters())
 
 
 def test_heads_pooling_and_features(dynamic, images) -> None:
     tower = from_diffclip(dynamic, num_classes=7)
     assert tower(images).shape == (2, 7)
+    tower.reset_classifier(3, "avg")
+    assert tower(images).shape == (2, 3)
+    assert tower.get_classifier().out_features == 3
     averaged = from_diffclip(dynamic, num_classes=0, global_pool="avg")
     torch.testing.assert_close(averaged.fc_norm.weight, dynamic.visual.norm.weight)
     for pooled in (averaged, from_diffclip(dynamic, num_classes=0, global_pool="map")):

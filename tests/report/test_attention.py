@@ -14,9 +14,11 @@ from diffclip.focus.maps import visible_part
 from diffclip.focus.view import View
 from diffclip.report.attention import (
     MOST_HITS,
+    RELEVANCE_FLOOR,
     Cell,
     attend_figures,
     grid_figure,
+    scale_of,
     search_sheet,
 )
 from diffclip.search import Hit
@@ -49,6 +51,10 @@ def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resi
     seen = np.asarray(visible_part(image, preprocess, 32))
     # the crop of whole pixels is up to half a pixel of the small image away
     assert np.abs(seen - given).max() < 0.75 * 255 / 32
+
+
+def test_weak_relevance_looks_weak() -> None:
+    assert scale_of([np.full((4, 4), 0.003)], RELEVANCE_FLOOR).limit == RELEVANCE_FLOOR
 
 
 @pytest.mark.parametrize("texts", [1, 2])

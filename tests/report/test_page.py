@@ -27,7 +27,7 @@ from diffclip.report.page import (
     write_report,
     write_tables,
 )
-from diffclip.report.paper import claims_table, paper_tables
+from diffclip.report.paper import claims_table, paper_numbers, paper_tables
 from diffclip.report.tables import Table
 from diffclip.training.run_folder import curve_of, read_run, run_folders
 
@@ -93,6 +93,14 @@ def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
     assert any(line.startswith("| validation score, Flickr8k |") for line in lines)
     assert [path.name for path in written[1:]] == ["study_forest.png", "study_arms.png"]
     assert all(Image.open(path).format == "PNG" for path in written[1:])
+
+
+def test_the_printed_numbers_agree_with_each_other():
+    for rows in paper_numbers()["tables"].values():
+        for row in rows:
+            assert row["values"].keys() == rows[0]["values"].keys()
+            *values, average = row["values"].values()
+            assert average == pytest.approx(sum(values) / len(values), abs=0.11)
 
 
 def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):

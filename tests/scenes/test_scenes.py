@@ -51,6 +51,18 @@ def test_an_object_shows_its_named_color_and_no_other():
             assert names[int(np.abs(palette - shown).sum(axis=1).argmin())] == thing.color
 
 
+def test_orientation_is_where_the_shape_points():
+    for index in range(100):
+        (thing,) = draw_scene(index, objects=1, shape="triangle").objects
+        left, top, right, bottom = thing.box
+        shape = thing.mask[top:bottom, left:right]
+        turned = {"up": shape, "down": shape[::-1], "left": shape.T, "right": shape.T[::-1]}[
+            thing.orientation
+        ]
+        # the base lies opposite to where a triangle points
+        assert turned.sum(axis=1).argmax() / (len(turned) - 1) > 0.7
+
+
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "plain"])
 def test_a_shift_keeps_geometry_and_labels(style):
     for index in range(25):

@@ -21,7 +21,7 @@ from tiny_vlm import stopped_after_a_save, write_conversations
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.records import read_records
 from diffclip.vlm.files import load_vlm, save_vlm
-from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe, to_yaml
+from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe
 from diffclip.vlm.train import checkpoints, train_stage
 
 Read = Callable[..., VLMRecipe]
@@ -241,9 +241,9 @@ def test_recipes_have_llavas_defaults_and_read_as_they_were_written(
     recipe = read()
     assert (recipe.connector, recipe.max_length, recipe.seed) == ("linear", 2048, 0)
     assert (recipe.stage(1).warmup_ratio, recipe.stage(1).weight_decay) == (0.03, 0.0)
-    (tmp_path / "again.yaml").write_text(to_yaml(recipe.only(1)))
+    (tmp_path / "again.yaml").write_text(recipe.only(1).to_yaml())
     assert read_vlm_recipe(tmp_path / "again.yaml") == recipe.only(1)
-    assert "stage2" not in to_yaml(recipe.only(1))
+    assert "stage2" not in recipe.only(1).to_yaml()
     (tmp_path / "over.yaml").write_text(f"base: {file}\nconnector: mlp2x_gelu\nstage1: {{lr: 5.0e-4}}\n")
     over = read_vlm_recipe(tmp_path / "over.yaml", ["seed=3"])
     assert (over.connector, over.seed) == ("mlp2x_gelu", 3)

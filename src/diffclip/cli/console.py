@@ -27,7 +27,9 @@ _SECONDS_A_LINE = 15.0
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")]
 ModelName = Annotated[str | None, typer.Option(help="Model in a published file that fits several.")]
 Processes = Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)]
-Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe.", metavar="[KEY=VALUE]...")]
+Changes = Annotated[
+    list[str] | None, typer.Argument(help="Changes to the recipe or study.", metavar="[KEY=VALUE]...")
+]
 
 
 def table_console() -> Console:

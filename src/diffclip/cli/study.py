@@ -84,7 +84,7 @@ def study(
     from diffclip.study.plan import GROUPS, Place, check_place, entries_of, left_out, usual_workers
     from diffclip.study.recipe import read_study
     from diffclip.study.results import RUNS_FILE
-    from diffclip.training.distributed import SLOW_BF16, has_bf16
+    from diffclip.training.distributed import SLOW_BF16, is_slow
 
     if pilot is not None and not (pilot / RUNS_FILE).is_file():
         raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
@@ -108,7 +108,7 @@ def study(
 
         show_plan(resolved, place, groups, pilot)
     check_place(resolved, place, groups)
-    if not has_bf16(chosen) and any(one.precision == "bf16" for one in resolved.recipes.values()):
+    if any(is_slow(one.precision, chosen) for one in resolved.recipes.values()):
         _say(SLOW_BF16)
     for name in left_out(resolved, place, entries_of(resolved, groups)):
         _say(

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from diffclip.config import OPEN_CLIP, STATISTICS, TRANSFORMERS, VOCABULARY, mlp_ratio, parse_config
 from diffclip.errors import InputError, explained, require_group, unknown
-from diffclip.evaluation.embed import evaluating
 from diffclip.model import CLIP
 from diffclip.published import from_published
 
@@ -293,6 +292,7 @@ def _assemble(
     return model
 
 
+@torch.no_grad()
 def _check_outputs(
     model: CLIP, original: nn.Module, image: _Encode, text: _Encode, source: str, end: int | None = None
 ) -> None:
@@ -307,11 +307,15 @@ def _check_outputs(
     tokens = torch.randint(1, end, (2, length), generator=generator)
     tokens[0, -1], tokens[1, length // 2] = end, end
     tokens[1, length // 2 + 1 :] = 0
-    with evaluating(original):
+    was_training = original.training
+    original.eval()
+    try:
         pairs = {
             "image": (model.encode_image(images), image(images)),
             "text": (model.encode_text(tokens), text(tokens)),
         }
+    finally:
+        original.train(was_training)
     for what, (ours, theirs) in pairs.items():
         gap = float((ours - theirs.float()).abs().max())
         if not gap <= _TOLERANCE * float(theirs.abs().max()):

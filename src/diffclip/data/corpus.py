@@ -234,7 +234,7 @@ def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
 def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
     """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
 
-    Blank captions are dropped. No other caption, or a member that cannot be read, raises `InputError`.
+    Blank captions are dropped. Where none is left, or a member cannot be read, `InputError` is raised.
     """
     extension = next((member for member in caption_members(caption_key) if member in sample), None)
     if extension is None:

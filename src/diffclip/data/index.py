@@ -260,5 +260,5 @@ def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
     if len(todo) <= 8:  # scanned before other processes have started; threads would not run at once
         return tars | {path: open_tar(path) for path in todo}
     print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-    scanning = data_loader(todo, cores(), batch_size=None, collate_fn=open_tar)
+    scanning = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_tar)
     return tars | dict(zip(todo, watched(scanning), strict=True))

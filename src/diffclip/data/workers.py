@@ -96,7 +96,7 @@ def watched(loader: DataLoader[Any]) -> Iterator[Any]:
         reason = " ".join(str(error).split())
         if reason.startswith("DataLoader worker (pid"):
             raise DiffCLIPError(
-                f"a data worker died ({reason}): use fewer workers if memory is short, or shared memory in a container"
+                f"a data worker died ({reason}): was memory short, or a container's shared memory? Use fewer workers"
             ) from error
         if reason.startswith("DataLoader timed out"):
             # Each would otherwise be waited for when the process ends.

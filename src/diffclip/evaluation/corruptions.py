@@ -20,6 +20,7 @@ from torch import Tensor
 
 from diffclip.data.images import to_rgb
 from diffclip.data.transforms import EvalTransform
+from diffclip.errors import InputError
 
 MOST_SEVERE = 5
 PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {
@@ -55,8 +56,11 @@ CORRUPTIONS = tuple(PARAMETERS)
 
 def parameter(name: str, severity: int, size: int) -> float:
     """Return the parameter of a corruption (see `PARAMETERS`) for images of `size` pixels; beyond the published sizes
-    that of the nearest.
+    that of the nearest. An unknown corruption and a severity other than 1 to 5 raise `InputError`.
     """
+    if name not in PARAMETERS or severity not in range(1, MOST_SEVERE + 1):
+        known = f"give {', '.join(CORRUPTIONS)} with a severity from 1 to {MOST_SEVERE}"
+        raise InputError(f"there is no corruption {name}:{severity}: {known}")
     sizes = PARAMETERS[name]
     logs = [math.log(known) for known in sizes]
     value = float(np.interp(math.log(size), logs, [values[severity - 1] for values in sizes.values()]))
@@ -93,6 +97,7 @@ class CorruptedTransform(EvalTransform):
 
     def __init__(self, crop: EvalTransform, name: str, severity: int) -> None:
         super().__init__(crop.image_size, crop.preprocess)
+        parameter(name, severity, crop.image_size)
         self.name, self.severity = name, severity
 
     def pixels(self, image: Image.Image) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
 from diffclip.data.transforms import EvalTransform, Transform
@@ -24,7 +24,7 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: CLIP) -> Iterator[None]:
     """Evaluation mode without gradients; the mode before is restored, whatever happens inside."""
     was_training = model.training
     model.train(False)
@@ -49,7 +49,8 @@ def embed_texts(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Embed texts: [M, D], unit length, float32, on the model's device; `InputError` if there is none."""
+    """Embed texts: [M, D], unit length, float32, on the model's device; `InputError` if there is none, or one
+    is not finite."""
     if not texts:
         raise InputError("there is no text to embed: give at least one")
     device = next(iter(model.parameters())).device
@@ -99,7 +100,7 @@ def embed_captioned(
 
 
 def joined(features: list[Tensor]) -> Tensor:
-    """Join batches of image embeddings; `InputError` if there is none."""
+    """Join batches of image embeddings; `InputError` if there is none, or one is not finite."""
     if not features:
         raise InputError("there is no image to embed: the set is empty")
     return checked(torch.cat(features), "images")

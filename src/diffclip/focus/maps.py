@@ -84,9 +84,10 @@ def rollout(maps: Sequence[AttentionMaps]) -> Tensor:
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:
-    """Pearson's correlation of the class token's two maps over the patches, [B, heads/2]; `ValueError` of one map.
+    """Pearson's correlation of the class token's two maps over the patches, [B, heads/2].
 
     Near 1 both maps look at the same patches, and the difference cancels what they share; 0 where a map is constant.
+    A plain layer, which has one map, raises `ValueError`.
     """
     if maps.second is None:
         raise ValueError("a plain layer has one map")

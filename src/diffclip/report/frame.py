@@ -125,7 +125,8 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     if study is None:
         return found
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
-    return replace(found, runs=runs, study=read_fields(study / STUDY_FILE), timing=read_timing(study))
+    fields = read_fields(study / STUDY_FILE, "study", "remove it, or give another folder")
+    return replace(found, runs=runs, study=fields, timing=read_timing(study))
 
 
 def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:

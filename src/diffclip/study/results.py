@@ -44,7 +44,7 @@ class StudyFolder:
         all runs depend on and that has another value there."""
         if not (self.path / STUDY_FILE).is_file():
             return
-        before = _fixed(read_fields(self.path / STUDY_FILE))
+        before = _fixed(read_fields(self.path / STUDY_FILE, "study", "remove it, or give another folder"))
         for key, new in _fixed(study.model_dump(mode="json")).items():
             old = before[key]
             if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go

@@ -60,10 +60,8 @@ def make_fabric(hardware: Hardware, precision: str) -> Fabric:
     )
 
 
-SLOW_BF16 = (
-    "diffclip: this processor has no instructions for bf16, fp32 is 2 to 13 times as fast: use precision=auto"
-)
-"""The line for a run in bf16 where fp32 would be quicker."""
+SLOW_BF16 = "diffclip: this processor has no instructions for bf16: fp32 is 2 to 13 times as fast"
+_CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def native_precision(precision: str, accelerator: str) -> str:
@@ -78,11 +76,15 @@ def has_bf16(accelerator: str) -> bool:
     """
     if accelerator == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split()
-    except OSError:
+    if not _CPU_FACTS.is_file():
         return False
+    flags = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split()
     return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
+
+
+def is_slow(precision: str, accelerator: str) -> bool:
+    """Tell whether a run is known to be quicker in float32: on a CPU without instructions for bfloat16."""
+    return (precision, accelerator) == ("bf16", "cpu") and _CPU_FACTS.is_file() and not has_bf16("cpu")
 
 
 def blocks_of(model: CLIP) -> list[nn.Module]:

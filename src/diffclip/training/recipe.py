@@ -146,7 +146,7 @@ class Recipe(Keys):
 
 def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """Read the recipe in a file, or the built-in one of that name, with `key=value` changes (`data.train=…` for inner
-    keys). No such recipe, no YAML, and the errors of `parse_recipe` raise `InputError`."""
+    keys). `InputError` is raised where there is no such recipe or no YAML, and by `parse_recipe`."""
     path, changes = find_recipe(source), list(changes)
     return parse_recipe(recipe_fields(path, changes), str(path), changes)
 

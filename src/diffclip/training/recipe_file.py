@@ -26,7 +26,8 @@ class Keys(BaseModel):
 
     def to_yaml(self) -> str:
         """Write every key, as a recipe's file has it."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        fields = self.model_dump(mode="json", by_alias=True)
+        return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
 def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: Iterable[str] = ()) -> Parsed:
@@ -103,18 +104,18 @@ def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
     return fields
 
 
-def read_fields(path: Path) -> dict[str, Any]:
-    """Read the mapping in a YAML file, or raise `InputError` where it holds none."""
+def read_fields(
+    path: Path, what: str = "recipe", way_out: str = "it must map keys such as model, epochs, data to values"
+) -> dict[str, Any]:
+    """Read the mapping in a YAML file, or raise `InputError` where it holds none: it is not a `what`."""
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # ValueError: not UTF-8, or a date that does not exist
-        raise InputError(f"{path} is not YAML or cannot be read: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}; check its permissions") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
-        raise InputError(f"{path} is not a recipe: it must map keys such as model, epochs, data to values")
+        raise InputError(f"{path} is not a {what}: {way_out}")
     return fields
 
 

@@ -34,7 +34,7 @@ from diffclip.training.distributed import (
     all_do,
     blocks_of,
     first_does,
-    has_bf16,
+    is_slow,
     make_fabric,
     native_precision,
     one_by_one,
@@ -91,7 +91,7 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     with StopRequest(run) as stop, ExitStack() as held:
         fabric.launch()
         first = fabric.global_rank == 0
-        if first and recipe.precision == "bf16" and not has_bf16(hardware.accelerator):
+        if first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
         held.enter_context(telling_lost(fabric))
         checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, held))
@@ -158,7 +158,8 @@ def build_model(recipe: Recipe) -> CLIP:
 
 def take_weights(model: CLIP, source: str) -> None:
     """Fill `model` from a saved one, whose position embeddings are resampled where the image size differs. From one
-    loss to the other the logits' scale and bias start anew. Another model raises `InputError`."""
+    loss to the other the logits' scale and bias start anew. Another model, or one that cannot be read, raises
+    `InputError`."""
     saved = load(source, image_size=model.config.vision.image_size)[0]
     prepared, wanted = saved.config.preprocess, model.config.preprocess
     if (prepared.mean, prepared.std) != (wanted.mean, wanted.std):

@@ -67,6 +67,11 @@ class VLMRecipe(Keys):
         """Return the recipe without the other stage, as a run keeps it in recipe.yaml."""
         return self.model_copy(update={f"stage{3 - stage}": None})
 
+    def to_yaml(self) -> str:
+        """Write every key that has a value."""
+        fields = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+
 
 def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecipe:
     """Read the recipe in a file, or the built-in recipe of that name, with changes such as `stage1.lr=1e-3`.
@@ -82,9 +87,3 @@ def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecip
     if recipe.stage1 is not None and recipe.stage1.start is not None:
         raise InputError(f"{path}: stage1.start is {recipe.stage1.start!r}: only stage 2 starts from a model")
     return recipe
-
-
-def to_yaml(recipe: VLMRecipe) -> str:
-    """Write the recipe with every key that it has, as `read_vlm_recipe` reads it."""
-    fields = recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)

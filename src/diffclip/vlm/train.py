@@ -37,7 +37,7 @@ from diffclip.vlm.chat import TEMPLATES, image_tokens
 from diffclip.vlm.dataset import ConversationSet, GroupedOrder, collate, open_conversations
 from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm
 from diffclip.vlm.llava import connect, connector_of, freeze
-from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe, to_yaml
+from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
 
 # keys that change the numbers of a run by no more than rounding, so a resumed run may have other values
 _FREE_KEYS = {"gradient_checkpointing", "workers"}
@@ -175,7 +175,7 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
         if folder.name.partition("-")[2].isdecimal() and folder not in whole:
             shutil.rmtree(folder)
     if not whole:
-        write_text(run / RECIPE_FILE, to_yaml(recipe))
+        write_text(run / RECIPE_FILE, recipe.to_yaml())
         write_text(file, samples)
     elif file.is_file() and file.read_text() != samples:
         raise InputError(f"{run} was started with other conversations: resume with the same JSON")
