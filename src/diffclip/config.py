@@ -149,8 +149,8 @@ class Differential(_Config):
 class CLIPConfig(_Config):
     """A whole model. `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l), l = 0 in a tower's first layer.
 
-    It is of "differential" attention, the published one; "differential-v2" computes λ from each token instead, and
-    "differential-added", a second map for a model that was trained without, starts with λ = 0.
+    `lambda_init` is of "differential" attention, the published one; "differential-v2" computes λ from each token
+    instead, and "differential-added", a second map for a model that was trained without, starts with λ = 0.
     """
 
     later: ClassVar[tuple[str, ...]] = ("differential",)

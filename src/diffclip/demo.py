@@ -20,6 +20,7 @@ from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.model_source import load, load_for_use
 from diffclip.report.examples import attention_examples, retrieval_examples
+from diffclip.report.names import percent
 from diffclip.report.page import Extra, write_report
 from diffclip.scenes import write_scenes
 from diffclip.training.recipe import read_recipe
@@ -77,10 +78,10 @@ def run_demo(
 def _not_learned(records: Sequence[Record]) -> str:
     """Say how far from chance the models are by shape, which ones of this size do not learn in minutes."""
     shapes = [record for record in records if (record.dataset, record.metric) == ("shapes", "acc1")]
-    values = ", ".join(f"{record.model} {record.value:.1%}" for record in shapes)
+    values = ", ".join(f"{record.model} {percent(record.value)} %" for record in shapes)
     return (
         f"These models learn colors. Zero-shot by shape they are right about as often as chance: {values}, "
-        f"chance {shapes[0].chance:.1%}. So “two red stars” may find red squares."
+        f"chance {percent(shapes[0].chance)} %. So “two red stars” may find red squares."
     )
 
 
