@@ -58,6 +58,16 @@ def tiny_vlm(parts: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="session")
+def saved(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The connected model in a folder `model`, as a run of stage 1 has it."""
+    from diffclip.vlm.files import save_vlm
+
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    save_vlm(*tiny_vlm, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def processor(tiny_vlm: tuple[Any, Any]) -> Any:
     """Of images of 16 × 16 pixels in 4 patches."""
     return tiny_vlm[1]

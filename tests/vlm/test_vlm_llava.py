@@ -110,13 +110,6 @@ QUESTIONS = ("Is the picture light?", "What colour is the square? Describe the p
 
 
 @pytest.fixture(scope="module")
-def saved(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved") / "model"
-    save_vlm(*tiny_vlm, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def talker(tiny_vlm: tuple[Any, Any]) -> tuple[Any, Any]:
     """The tiny model with a language model that is sure of itself, so that rounding decides nothing."""
     model = copy.deepcopy(tiny_vlm[0])

@@ -20,7 +20,7 @@ from tiny_vlm import stopped_after_a_save, write_conversations
 
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.records import read_records
-from diffclip.vlm.files import load_vlm, save_vlm
+from diffclip.vlm.files import load_vlm
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe
 from diffclip.vlm.train import checkpoints, train_stage
 
@@ -28,7 +28,7 @@ Read = Callable[..., VLMRecipe]
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory, tiny_clip_folder: Path, tiny_language_folder: Path, start: Path) -> Path:
+def file(tmp_path_factory, tiny_clip_folder: Path, tiny_language_folder: Path, saved: Path) -> Path:
     """A recipe of both stages on the same 12 conversations, of which stage 1 takes those with an image."""
     folder = tmp_path_factory.mktemp("training")
     everything, images = write_conversations(folder)
@@ -41,18 +41,10 @@ def file(tmp_path_factory, tiny_clip_folder: Path, tiny_language_folder: Path, s
         "language_model": str(tiny_language_folder),
         "precision": "fp32",
         "stage1": part | {"json": str(folder / "with_images.json"), "lr": 1e-2},
-        "stage2": part | {"json": str(everything), "lr": 1e-3, "start": str(start)},
+        "stage2": part | {"json": str(everything), "lr": 1e-3, "start": str(saved)},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(fields))
     return folder / "recipe.yaml"
-
-
-@pytest.fixture(scope="module")
-def start(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for stage 2 to start from."""
-    folder = tmp_path_factory.mktemp("start") / "model"
-    save_vlm(*tiny_vlm, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +74,8 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
     return {name.split(".")[1] for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_stage_1_trains_the_connector_alone_and_writes_its_metrics(first: Path, start: Path) -> None:
-    assert changed(load_file(start / "model.safetensors"), weights(first)) == {"multi_modal_projector"}
+def test_stage_1_trains_the_connector_alone_and_writes_its_metrics(first: Path, saved: Path) -> None:
+    assert changed(load_file(saved / "model.safetensors"), weights(first)) == {"multi_modal_projector"}
     records = metrics(first)
     assert [record["step"] for record in records] == list(range(1, 13))
     assert records[-1]["samples"] == 4 * 10
@@ -177,7 +169,7 @@ def test_folders_that_are_taken(first: Path, read: Read, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path, first: Path, start: Path) -> None:
+def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path, first: Path, saved: Path) -> None:
     def said(stage: int, *changes: str, run: str = "run") -> str:
         with pytest.raises(DiffCLIPError) as caught:
             train_stage(read(*changes), stage, tmp_path / run)
@@ -186,7 +178,7 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path, first: P
         return str(caught.value)
 
     other = "connector=mlp2x_gelu"
-    assert f"{start} was trained with connector=linear, and the recipe says mlp2x_gelu" in said(2, other)
+    assert f"{saved} was trained with connector=linear, and the recipe says mlp2x_gelu" in said(2, other)
     assert "was trained with connector=linear" in said(2, other, f"stage2.start={first}")
     assert "was trained with vision=" in said(2, "vision=elsewhere", f"stage2.start={first}")
     assert "stage2.start is missing" in said(2, "stage2.start=null")

@@ -260,5 +260,6 @@ def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
     if len(todo) <= 8:  # scanned before other processes have started; threads would not run at once
         return tars | {path: open_tar(path) for path in todo}
     print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
+    # forked, so that a script needs no guard; an item is a path, and what is made of it is the open shard
     scanning = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_tar)
     return tars | dict(zip(todo, watched(scanning), strict=True))

@@ -106,10 +106,9 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         missing = [name for name, paths in found.items() if not paths]
         if missing:
             which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
-            several = (
-                "several are a list in a recipe, '[first, second]', or words" if "," in missing[0] else ""
-            )
-            way_out = several or "give a folder of .tar shards (`diffclip data make-shards` makes one)"
+            way_out = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
+            if "," in missing[0]:
+                way_out = "several are a list in a recipe, '[first, second]', or words"
             raise InputError(f"{missing[0]} does not exist{which}: {way_out}")
         for paths in found.values():
             for path in sorted(map(Path, sorted(paths)), key=natural):

@@ -25,8 +25,14 @@ from diffclip.evaluation.records import (
 from diffclip.evaluation.statistics import MARGIN
 from diffclip.files import write_text
 from diffclip.report.names import ASIDE, in_order, measure_label
-from diffclip.study.results import CURVES_FILE, RUNS_FILE, STUDY_FILE, read_timing, saved_curves
-from diffclip.training.recipe_file import read_fields
+from diffclip.study.results import (
+    CURVES_FILE,
+    RUNS_FILE,
+    STUDY_FILE,
+    read_study_file,
+    read_timing,
+    saved_curves,
+)
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
 HEADLINES = {
@@ -125,8 +131,7 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     if study is None:
         return found
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
-    fields = read_fields(study / STUDY_FILE, "study", "remove it, or give another folder")
-    return replace(found, runs=runs, study=fields, timing=read_timing(study))
+    return replace(found, runs=runs, study=read_study_file(study), timing=read_timing(study))
 
 
 def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:

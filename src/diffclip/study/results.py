@@ -44,7 +44,7 @@ class StudyFolder:
         all runs depend on and that has another value there."""
         if not (self.path / STUDY_FILE).is_file():
             return
-        before = _fixed(read_fields(self.path / STUDY_FILE, "study", "remove it, or give another folder"))
+        before = _fixed(read_study_file(self.path))
         for key, new in _fixed(study.model_dump(mode="json")).items():
             old = before[key]
             if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go
@@ -78,6 +78,11 @@ def saved_curves(folders: Iterable[Path]) -> list[Line]:
     return [
         row for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for row in read_lines(file)
     ]
+
+
+def read_study_file(folder: Path) -> dict[str, Any]:
+    """Read the fields of the study in `folder`, or raise `InputError` where its file is none."""
+    return read_fields(folder / STUDY_FILE, "study", "remove it, or give another folder")
 
 
 def read_timing(folder: Path) -> dict[str, Any]:

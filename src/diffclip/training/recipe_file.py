@@ -76,8 +76,9 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
     names = {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("**/*.yaml"))}
     if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
         return names[path.stem]
-    own = {one: {name for name in names if name.startswith(one)} for one in _PREFIXES}
-    raise unknown("recipe", source, own.get(prefix) or names.keys() - set().union(*own.values()))
+    others = tuple(one for one in _PREFIXES if one != prefix)
+    offered = [name for name in names if name.startswith(prefix) and not name.startswith(others)]
+    raise unknown("recipe", source, offered)
 
 
 def recipe_folders() -> list[Path]:
