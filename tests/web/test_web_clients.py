@@ -140,7 +140,9 @@ def test_a_password_and_the_end_by_a_closed_terminal(model_folders, tmp_path):
         assert client.post("/login", data={"username": "ada", "password": "secret"}).status_code == 200
         assert client.get("/config").status_code == 200
     assert list(tmp_path.glob("diffclip-explore-*"))
-    process.send_signal(signal.SIGHUP)
+    # under nohup, as these tests may be, the page stays when the terminal closes
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    process.send_signal(signal.SIGTERM if is_ignored else signal.SIGHUP)
     assert process.wait(timeout=120) == 130
     assert (tmp_path / "log").read_text().splitlines()[1:] == ["diffclip: interrupted"]
     assert not list(tmp_path.glob("diffclip-explore-*"))
