@@ -111,8 +111,8 @@ def needle_page(file: Path, docs: Path) -> None:
 
 
 def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "captions") -> pd.DataFrame:
-    """A measure of experiment B on held-out scenes, as far as it has run: columns distractors, model, seed, value,
-    count (of items), and the model's parameters.
+    """A measure of experiment B on held-out scenes, of the models that have run with as many seeds as any: columns
+    distractors, model, seed, value, count (of items), and the model's parameters.
 
     Where the rate that a model's sweep chose is the one rate for all, its runs are also those of its arm of that rate.
     """
@@ -131,6 +131,8 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
                 made = found.loc[found["model"] == arm, "seed"]
                 more = found[(found["model"] == model) & ~found["seed"].isin(made)]
                 found = pd.concat([found, more.assign(model=arm)])
+        seeds = found.groupby("model")["seed"].transform("nunique")
+        found = found[seeds == seeds.max()]
         parts.append(found.assign(distractors=count))
     return pd.concat(parts, ignore_index=True)
 
