@@ -47,7 +47,8 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     for options, words in (
         ((file, "--output", file), "is an input, which would be lost"),
         (("saved/demo", "--save", "saved/demo"), "is an input, which would be lost"),
-        (("runs", "--save", "runs"), "--save runs is one of the inputs"),
+        (("runs", "--save", "runs"), "--save runs lies in one of the inputs"),
+        (("runs", "--save", "runs/saved"), "lies in one of the inputs"),
     ):
         with pytest.raises(InputError, match=words):
             call(*options)

@@ -171,6 +171,8 @@ def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -
         call(tmp_path / "ours", tmp_path / "twice", "--to-differential")
     with pytest.raises(InputError, match="no published layout"):
         call(tmp_path / "ours", tmp_path / "ours.pt")
+    with pytest.raises(InputError, match="--seed needs --to-differential"):
+        call(tmp_path / "ours", tmp_path / "again", "--seed", "1")
 
 
 def test_weights_in_half_precision_are_read_in_float32(tmp_path: Path, capsys) -> None:

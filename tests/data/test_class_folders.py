@@ -33,7 +33,6 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_image: Path) -> N
     data = open_set("imagenet1k", "test", tmp_path)
     assert data.labels == list(range(1000))
     assert data.classnames == list(IMAGENET_CLASSNAMES)
-    assert data.key(0) == "n01440764/one.JPEG"
     assert data.source.name(0) == str(folder / "n01440764/one.JPEG")
     (fault,) = data.faults
     assert str(fault) == f"{folder} has 1,000 images, imagenet1k has 50,000: fetch it again"
@@ -73,7 +72,7 @@ def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_ima
     write_classes(folder, map(str, range(1000)), one_image)
     data = open_set("imagenetv2", "test", tmp_path)
     assert data.labels == list(range(1000))
-    assert data.key(10) == "10/one.JPEG"
+    assert data.source.keys[10] == "10/one.JPEG"
     (folder / "1000").mkdir()
     assert "1000 is not a class of imagenetv2" in refusal("imagenetv2", "test", tmp_path)
     write_classes(tmp_path / "imagenet_sketch" / "sketch", SYNSETS[::-1], one_image)

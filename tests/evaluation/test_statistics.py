@@ -87,6 +87,12 @@ def test_one_run_and_equal_values_earn_no_verdict() -> None:
     assert equal.verdict == "undecided"
 
 
+def test_without_degrees_of_freedom_nothing_is_tested() -> None:
+    begun = arms(a=[0.1, 0.15], b=[0.2])
+    assert np.isnan(statistics.residual_sd(begun)[0])
+    assert np.isnan(statistics.compare_arms(begun, [("b", "a")]).iloc[0].p)
+
+
 def test_the_primary_contrast_is_not_corrected() -> None:
     values = arms(a=[0.31, 0.35, 0.30, 0.36], b=[0.29, 0.30, 0.31, 0.32], c=[0.3, 0.31, 0.3, 0.33])
     pairs = [("a", "b"), ("c", "b"), ("a", "c")]

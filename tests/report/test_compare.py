@@ -128,6 +128,12 @@ def test_settings_of_several_seeds_are_compared_each_with_its_own_clip():
     assert set(found["seeds"]) == {3}
 
 
+def test_runs_with_a_recipes_name_in_front_are_compared():
+    models = {f"flickr8k_cpu-{name}": level for name, level in {"CLIP": 0.2, "DiffCLIP-vision": 0.3}.items()}
+    found = compared(made(models))[1]
+    assert set(found["model"] + " " + found["against"]) == {"flickr8k_cpu-DiffCLIP-vision flickr8k_cpu-CLIP"}
+
+
 def test_models_of_other_training_data_are_not_compared():
     records = [
         record.model_copy(update={"weights": f"{name}-{data}.pt"})

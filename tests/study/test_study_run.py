@@ -135,6 +135,14 @@ def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(study_file, d
     assert "DiffCLIP-s0" not in ended.stderr
 
 
+def test_a_run_that_does_not_leave_in_time_is_ended(study_file, diffclip_study, monkeypatch) -> None:
+    monkeypatch.setattr("diffclip.study.grid._GRACE", -1.0)
+    monkeypatch.setattr("diffclip.study.grid._POLL", 0.01)
+    ended = diffclip_study(study_file(change={"epochs": 100_000}, sweep=None), "--minutes", 0.1)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("0 of 4 runs done, the same command goes on\n")
+
+
 def _command_of_its_own(words: list[str]) -> None:
     """`diffclip WORDS` in a session of its own."""
     os.setsid()

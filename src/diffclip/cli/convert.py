@@ -36,7 +36,9 @@ def convert(
             help="Write a folder for transformers' Auto classes: model, processor and tokenizer.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the parts that --to-differential adds.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the parts that --to-differential adds (default 0).")
+    ] = None,
     model_name: ModelName = None,
 ) -> None:
     """Convert weights between the published .pt, our saved folders and transformers; from open_clip to ours.
@@ -61,6 +63,8 @@ def convert(
     if published and (to_differential or to_transformers):
         option = "--to-differential" if to_differential else "--transformers"
         raise InputError(f"{target}: the published layout cannot hold a model of {option}: give a folder")
+    if seed is not None and not to_differential:
+        raise InputError("--seed needs --to-differential: nothing else is drawn")
     if to_transformers:
         require_group("vlm", "transformers")
     check_new(target)
@@ -76,7 +80,7 @@ def convert(
     if to_differential:
         from diffclip.convert import to_differential as make_differential
 
-        model = make_differential(model, seed)
+        model = make_differential(model, seed or 0)
     if published:
         save_published(model, target)
     elif to_transformers:

@@ -84,8 +84,8 @@ def report(
     saved = [save / RESULTS_FILE, save / CURVES_FILE] if save else []
     for file in filter(None, (output, markdown, *saved)):
         check_not_input(file, inputs)
-    if save is not None and save.resolve() in (path.resolve() for path in paths):
-        raise InputError(f"--save {save} is one of the inputs: give another folder")
+    if save is not None and any(save.resolve().is_relative_to(path.resolve()) for path in paths):
+        raise InputError(f"--save {save} lies in one of the inputs: give another folder")
     written = [save_results(paths, save)] if save is not None else []
     if written and output is markdown is figures is tables is None:
         typer.echo(f"wrote {save}")
@@ -129,4 +129,4 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
         raise InputError(
             "--attention: none of the runs has a checkpoint: name run folders with their weights"
         )
-    return paper_figures(models, Sets().open(Entry(None, name)))
+    return paper_figures(models, Sets().open(Entry("mechanics", name)))

@@ -41,9 +41,6 @@ class FolderSource:
     def __str__(self) -> str:
         return str(self.folder)
 
-    def key(self, i: int) -> str:
-        return self.keys[i]
-
     def name(self, i: int) -> str:
         """Return where people find image `i`."""
         return str(self.folder / self.keys[i])
@@ -69,16 +66,15 @@ class FolderSource:
 
 
 Source = FolderSource | Shards
-"""Images by number, each with a key, a name for people and an `identity` of all their files."""
+"""Images by number, each with a name for people, and an `identity` of all their files."""
 
 
 @dataclass
 class ImageBatch:
-    """`images` [B, 3, S, S], their positions [B] in the set, and their labels (int64 [B]) or captions."""
+    """`images` [B, 3, S, S], their positions [B] in the set, and their captions if it has any."""
 
     images: Tensor
     positions: list[int]
-    labels: Tensor | None = None
     captions: list[list[str]] | None = None
 
 
@@ -129,10 +125,6 @@ class EvaluationSet:
         }
         return replace(self, **kept, faults=list(self.faults))
 
-    def key(self, position: int) -> str:
-        """Return the key of the sample at `position`."""
-        return self.source.key(self.indices[position])
-
     @property
     def identity(self) -> dict[str, str]:
         """Digests of the files (`source`), the used samples, their answers, and class names and templates (`texts`)."""
@@ -167,8 +159,6 @@ class EvaluationSet:
             self.faults += [fault for fault in found if fault not in known]
             if batch is not None:
                 read += len(batch.positions)
-                if self.labels:
-                    batch.labels = torch.tensor([self.labels[p] for p in batch.positions])
                 if self.captions:
                     batch.captions = [self.captions[p] for p in batch.positions]
                 yield batch

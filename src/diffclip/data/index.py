@@ -84,7 +84,7 @@ class Tar(NamedTuple):
     file: IO[bytes] | None = None
 
     def key(self, row: int) -> str:
-        """The key of a sample."""
+        """The key of a sample: its path in the tar up to the first dot of the base name."""
         return bytes(self.table["key"][row]).decode("utf-8", "surrogateescape")
 
     def name(self, row: int) -> str:

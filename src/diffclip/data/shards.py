@@ -54,11 +54,6 @@ class Shards:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def key(self, i: int) -> str:
-        """The key of sample `i`: its path in the tar up to the first dot of the base name."""
-        tar, row = self._locate(i)
-        return tar.key(row)
-
     def name(self, i: int) -> str:
         """The shard and key of sample `i`, for people."""
         tar, row = self._locate(i)

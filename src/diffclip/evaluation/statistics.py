@@ -7,6 +7,7 @@ seeds (`compare_arms`) is about two methods. Values are fractions; tests are two
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -311,11 +312,16 @@ def _by_seed(values: pd.DataFrame) -> pd.DataFrame:
 def _fit(table: pd.DataFrame) -> Any:
     """Fit `value ~ model + seed`; None without residual degrees of freedom."""
     from statsmodels.formula.api import ols
+    from statsmodels.tools.sm_exceptions import SingularMatrixWarning
 
-    long = table.stack().rename("value").reset_index()
-    if table.shape[0] < 2 or len(long) <= table.shape[0] + table.shape[1] - 1:
+    if table.shape[0] < 2:
         return None
-    return ols("value ~ 0 + C(model) + C(seed)", long).fit()
+    long = table.stack().dropna().rename("value").reset_index()
+    with warnings.catch_warnings():
+        # of models without a seed in common, between which nothing is tested
+        warnings.simplefilter("ignore", SingularMatrixWarning)
+        fit = ols("value ~ 0 + C(model) + C(seed)", long).fit()
+    return fit if fit.df_resid >= 1 else None
 
 
 def _max_t(table: pd.DataFrame, contrasts: Sequence[Contrast]) -> dict[Contrast, float]:

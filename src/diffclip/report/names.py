@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -111,8 +112,9 @@ def in_order(models: Iterable[str]) -> list[str]:
 
 
 def variant_of(model: str) -> str:
-    """Find the variant or ablation in a model's name: "DiffCLIP-vision" of "DiffCLIP-vision-ViT-B-16"."""
-    fitting = [name for name in _ORDER if model == name or model.startswith((f"{name}-", f"{name} "))]
+    """Find the variant or ablation in a model's name: "DiffCLIP-vision" of "DiffCLIP-vision-ViT-B-16", also behind the
+    name of a recipe ("flickr8k_cpu-DiffCLIP")."""
+    fitting = [name for name in _ORDER if re.search(rf"(^|-){re.escape(name)}($|[- ])", model)]
     return max(fitting, key=len, default=model)
 
 

@@ -108,7 +108,7 @@ def claims_table(results: Results) -> Table | None:
     sizes: dict[str, dict[str, str]] = {}
     for model in results.models:
         variant = variant_of(model)
-        sizes.setdefault(model.removeprefix(variant), {})[variant] = model
+        sizes.setdefault(model.replace(variant, "", 1), {})[variant] = model
     # the size of which most models are there
     models = max(sizes.values(), key=len, default={})
     claims = {}
