@@ -176,7 +176,7 @@ def clutter_page(folder: Path, docs: Path) -> None:
     seen = [compare_clutter(clutter_values(folder, "acc1", name))[0].assign(set=name) for name in ZERO_SHOT]
     zero_shot = with_verdicts(pd.concat(seen, ignore_index=True).assign(primary=False))
     with style():
-        figure = new_figure(6.4, 4.0)
+        figure = new_figure(6.4, 4.6)
         axes = figure.subplots()
         models = list(dict.fromkeys(each["model"]))
         colors = colors_of(["CLIP", *models])
@@ -193,7 +193,7 @@ def clutter_page(folder: Path, docs: Path) -> None:
         axes.set_xticks(range(len(counts)), [str(count) for count in counts])
         axes.set_xlabel("distractors K in each image")
         axes.set_ylabel("difference of mean recall, points")
-        axes.legend()
+        figure.legend(loc="outside lower center", ncols=2)
         write_png(docs / "figures" / "study_b.png", figure)
     change = f"from K = {DISTRACTORS[0]} to K = {DISTRACTORS[-1]}"
     table = pd.concat([interaction, each], ignore_index=True)
