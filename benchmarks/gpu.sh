@@ -16,7 +16,8 @@ device=${DEVICE:-cuda}
 python=${PYTHON:-python3}
 cd "$(dirname "$0")/.." && mkdir -p "$out" || exit 2
 export PYTHONUNBUFFERED=1 PYTHONPATH="src${WHEELS:+:$WHEELS}${PYTHONPATH:+:$PYTHONPATH}"
-export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$out/inductor}"
+# not with the results: a second and a third call find it too
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/diffclip-inductor}"
 
 echo "== 0 imports"
 timeout 60 "$python" - <<'PYTHON' || exit 2
@@ -30,7 +31,6 @@ NEEDED = {
     "yaml": "pyyaml",
     "safetensors": "safetensors",
     "pydantic": "pydantic pydantic_core annotated_types typing_inspection typing_extensions",
-    "braceexpand": "braceexpand",
     "open_clip": "open_clip_torch ftfy wcwidth",
     "timm": "timm",
     "torchvision": "torchvision",

@@ -3,7 +3,7 @@ and batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -43,21 +43,27 @@ def config_of(variant: str, size: str | None) -> CLIPConfig:
     return variant_config(variant, read_recipe("flickr8k_cpu").architecture or {})
 
 
-def make_models(size: str | None) -> Iterator[tuple[str, nn.Module | str]]:
-    """Names with models on the CPU, the same weights in every DiffCLIP; or why one cannot be made."""
-    yield REFERENCE, CLIP(config_of("CLIP", size), seed=0)
-    try:
-        yield OPENCLIP, _openclip(size)
-    except Exception as error:  # it is a yardstick: the others are compared without it
-        yield OPENCLIP, reason(error)
+def make_models(
+    size: str | None, wanted: Sequence[str] | None = None
+) -> Iterator[tuple[str, nn.Module | str]]:
+    """Names with models on the CPU, all or the `wanted` ones, the same weights in every DiffCLIP; or why one cannot be
+    made."""
     # those that a target names first; "auto" on a GPU is "triton", and without a GPU that is not there
-    for name in (OURS, PUBLISHED, TIMM, SDPA):
-        model = CLIP(config_of("DiffCLIP", size), seed=0)
+    for name in (REFERENCE, OPENCLIP, OURS, PUBLISHED, TIMM, SDPA):
+        if wanted and name not in wanted:
+            continue
+        if name == OPENCLIP:
+            try:
+                yield name, _openclip(size)
+            except Exception as error:  # it is a yardstick: the others are compared without it
+                yield name, reason(error)
+            continue
+        model = CLIP(config_of("CLIP" if name == REFERENCE else "DiffCLIP", size), seed=0)
         if name == TIMM:
             for layers in model.attention_layers().values():
                 for layer in layers:
                     layer.__class__ = TimmAttention
-        else:
+        elif name != REFERENCE:
             model.set_attention_backend(name.split()[1])
         yield name, model
 

@@ -232,7 +232,7 @@ def _step(result: Result | None, kind: str, batch: int, what: str, other: str) -
 # by section of the document: the table, the file without its ending, and the command that measures it
 SECTIONS: dict[str, tuple[Callable[[Result], list[str]], str, str]] = {
     "attention cpu": (attention, "attention_cpu_float32", "make bench"),
-    "attention busy": (attention, "attention_busy_cpu_float32", "make bench"),
+    "attention busy": (attention, "attention_busy_cpu_float32", _BUSY),
     "training cpu": (training, "training_cpu_bf16", "make bench"),
     "loader": (loader, "loader", "python -m benchmarks.loader"),
     "parity cpu": (parity, "parity_cpu", "make bench"),

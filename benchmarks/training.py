@@ -117,9 +117,7 @@ def main() -> None:
     deadline = time.perf_counter() + options.seconds
 
     models, absent = {}, {}
-    for name, model in make_models(size):
-        if options.models and name not in options.models:
-            continue
+    for name, model in make_models(size, options.models):
         if isinstance(model, str):
             absent[name] = {"why": model}
         else:

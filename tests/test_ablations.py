@@ -136,6 +136,8 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="differential is set, and no tower has the attention") as error:
         parse_config(SIZES | {"differential": {"factor": False}}, "c")
     assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=r"preprocess\.resize 8 is smaller than the image size"):
+        variant_config("CLIP", SIZES | {"preprocess": {"resize": 8}})
     mix = variant_config("DiffCLIP", SIZES)
     mix.differential.head_norm, mix.differential.lambda_fixed = False, 0.5
     assert variant_of(mix) == "custom"

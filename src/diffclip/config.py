@@ -165,7 +165,13 @@ class CLIPConfig(_Config):
     tokenizer: Literal["openclip"] = "openclip"
 
     @model_validator(mode="after")
-    def _check_differential(self) -> CLIPConfig:
+    def _check(self) -> CLIPConfig:
+        resize, image_size = self.preprocess.resize, self.vision.image_size
+        if isinstance(resize, int) and resize < image_size:
+            raise ValueError(
+                f"preprocess.resize {resize} is smaller than the image size {image_size}, and crops would have black "
+                "edges: raise it"
+            )
         kinds = (self.vision.attention, self.text.attention)
         if self.differential != Differential() and "differential" not in kinds:
             raise ValueError(

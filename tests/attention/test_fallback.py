@@ -133,10 +133,13 @@ def test_auto_takes_the_kernels_unless_a_first_launch_fails_which_is_said_once(
 ) -> None:
     launches: list[torch.device] = []
     monkeypatch.setattr(fused, "_launch", launches.append)
-    assert [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)] == ["triton"] * 3
-    assert launches == [torch.device("cuda:0")]
     wide = a_gpu.float()
     assert dispatch.choose_backend("auto", wide, wide[:, :1], 0.0) == "sdpa"
+    for asked in ("sdpa", "eager"):
+        assert dispatch.choose_backend(asked, a_gpu, a_gpu[:, :1], 0.0) == asked
+    assert launches == []  # nobody asked for the kernels
+    assert [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)] == ["triton"] * 3
+    assert launches == [torch.device("cuda:0")]
     assert dispatch.choose_backend("triton", wide, wide[:, :1], 0.0) == "triton"
     fused._tried.cache_clear()
 

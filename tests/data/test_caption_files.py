@@ -45,7 +45,7 @@ def test_flickr(tmp_path: Path, name: str, inside: str) -> None:
     file = write_flickr(tmp_path / name, inside=inside)
     data = open_set(name, "test", tmp_path)
     assert (data.name, data.kind, data.faults) == (name, "retrieval", [])
-    assert dict(zip(map(data.key, range(3)), data.captions, strict=True)) == CAPTIONS
+    assert dict(zip((data.source.keys[i] for i in data.indices), data.captions, strict=True)) == CAPTIONS
     (batch,) = data.batches(EvalTransform(8, PreprocessConfig()), 4)
     assert batch.captions == list(CAPTIONS.values())
     assert data.beside("val") is None
@@ -56,7 +56,7 @@ def test_flickr(tmp_path: Path, name: str, inside: str) -> None:
     assert "has no split 'dev'" in refusal(name, "dev", tmp_path)
     flickr = pytest.importorskip("clip_benchmark.datasets.flickr")
     theirs = flickr.Flickr(str(tmp_path / name / inside), str(file))
-    assert theirs.data == list(zip(map(data.key, range(3)), data.captions, strict=True))
+    assert theirs.data == list(zip((data.source.keys[i] for i in data.indices), data.captions, strict=True))
 
 
 def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
     file = write_coco(tmp_path / "mscoco_captions")
     theirs = [one for one in CocoCaptions(str(file.parent / "val2014"), str(file)) if one[1]]
     data = open_set("mscoco_captions", "test", tmp_path)
-    assert list(map(data.key, range(3))) == ["2.jpg", "1000.jpg", "30.jpg"]
+    assert [data.source.keys[i] for i in data.indices] == ["2.jpg", "1000.jpg", "30.jpg"]
     assert data.captions == [captions for _, captions in theirs]
     for i, (photo, _) in zip(data.indices, theirs, strict=True):
         assert data.source.image(i).tobytes() == photo.tobytes()

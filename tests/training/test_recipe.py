@@ -116,6 +116,10 @@ def test_a_recipe_builds_on_others(fields: dict[str, Any], tmp_path: Path) -> No
     third.write_text("base: third.yaml")
     with pytest.raises(InputError, match=r"third\.yaml is its own base"):
         read_recipe(third)
+    third.write_text("base: more.yaml")
+    more.write_text("base: third.yaml")
+    with pytest.raises(InputError, match=r"third\.yaml is its own base"):
+        read_recipe(third)
     third.write_text("base: 3")
     with pytest.raises(InputError, match="unknown recipe '3'"):
         read_recipe(third)

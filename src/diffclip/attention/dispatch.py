@@ -141,18 +141,19 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
     Raises:
         InputError: unknown backend.
     """
-    unfusable = "attention dropout needs the maps" if dropout_p > 0 else fused.unfusable(q, v)
     if check_backend(backend) == "auto":
+        if dropout_p > 0:
+            return "eager"
         if q.device.type == "cpu":
-            short = q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS.get(q.dtype, 128)
-            return "eager" if dropout_p > 0 or short else "sdpa"
+            return "eager" if q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS.get(q.dtype, 128) else "sdpa"
         # float32 runs outside the tensor cores, in tiles so small that they may be slower than two fused calls
-        if unfusable is None and q.dtype != torch.float32:
-            return "triton"
-        return "eager" if dropout_p > 0 else "sdpa"
-    if backend == "triton" and unfusable is not None:
-        say_once(f'attention backend "triton" is not used, "eager" takes its place: {unfusable}')
-        return "eager"
+        return "triton" if q.dtype != torch.float32 and fused.unfusable(q, v) is None else "sdpa"
+    if backend == "triton":
+        # asked only here: the first question launches a kernel
+        unfusable = "attention dropout needs the maps" if dropout_p > 0 else fused.unfusable(q, v)
+        if unfusable is not None:
+            say_once(f'attention backend "triton" is not used, "eager" takes its place: {unfusable}')
+            return "eager"
     return backend
 
 

@@ -199,4 +199,4 @@ def _groups(labels: NDArray[Any]) -> list[NDArray[np.int64]]:
 
 
 def _named(corpus: Corpus, numbers: NDArray[np.int64], groups: list[NDArray[np.int64]]) -> list[list[str]]:
-    return [[corpus.read(number).name for number in numbers[group].tolist()] for group in groups]
+    return [[corpus.name(number) for number in numbers[group].tolist()] for group in groups]

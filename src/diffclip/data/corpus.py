@@ -103,7 +103,9 @@ class Corpus:
         self._caption_key, self.window = caption_key, window or (_WINDOW if remote else None)
         self._needed: Needed = {"image": IMAGE, "caption": caption_members(caption_key)}
         self._extensions = [name for names in self._needed.values() for name in names]
-        self._copies = RemoteShards(Path(cache or cache_folder() / "shards"), cache_gb)
+        self._copies = RemoteShards(
+            Path(cache).expanduser() if cache else cache_folder() / "shards", cache_gb
+        )
         tars = open_tars((Path(place) for place in places if not is_remote(place)), self.window is None)
         headers = {str(path): tar.header for path, tar in tars.items()} | self._copies.headers(remote)
         counts = {place: header.usable(self._needed) for place, header in headers.items()}
@@ -156,9 +158,8 @@ class Corpus:
         raises `DiffCLIPError`, here and in `decode` and `fetch`."""
         if self._decoded:
             return self._decoded[i]
-        number = int(self._ends.searchsorted(i, side="right"))
+        number, place = self._locate(i)
         shard, (tar, rows) = self._shards[number], self._open(number)
-        place = i - int(self._ends[number]) + shard.usable
         if place >= len(rows):
             changed = "has changed since its samples were counted: start again"
             return Fault(shard.name, next(iter(tar.header.faults), changed))
@@ -173,6 +174,12 @@ class Corpus:
             return Sample(key, name, captions_of(members, name, self._caption_key), pixels)
         except InputError as error:
             return sample_fault(name, error, "caption")
+
+    def name(self, i: int) -> str:
+        """The shard and key of usable sample `i`, for people; its image is not read."""
+        number, place = self._locate(i)
+        tar, rows = self._open(number)
+        return f"{self._shards[number].name}:{tar.key(rows[place])}"
 
     def decode(self) -> None:
         """Decode all samples once and keep them in memory, which forked data workers share, or raise `InputError` where
@@ -202,6 +209,11 @@ class Corpus:
         """Copy a shard that is remote, unless its samples are in memory."""
         if is_remote(self._shards[number].place) and not self._decoded:
             self._copies.copy(self._shards[number].place)
+
+    def _locate(self, i: int) -> tuple[int, int]:
+        """The shard of usable sample `i`, and its place among the usable ones there."""
+        number = int(self._ends.searchsorted(i, side="right"))
+        return number, i - int(self._ends[number]) + self._shards[number].usable
 
     def _open(self, number: int) -> tuple[Tar, NDArray[np.int64]]:
         """Find a shard at hand, or open it in place of the one that was used longest ago."""

@@ -146,7 +146,7 @@ def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTIO
         return captions_of(shards.sample(i, members), shards.name(i), caption_key)
 
     needed = {"image": IMAGE, "caption": members}
-    indices, captions, faults = usable_samples(shards, needed, "add a .txt to each", read)
+    indices, captions, faults = usable_samples(shards, needed, f"add a .{members[0]} to each", read)
     return EvaluationSet(name, split, "retrieval", [], [], shards, indices, captions=captions, faults=faults)
 
 

@@ -108,6 +108,7 @@ def write_scenes(
         return False  # the folder may be read-only
     # another process would take the files that this one is writing for those of a kill
     with others_wait(folder / ".lock"):
+        _check_folder(folder, settings, names)  # again: the other one may have drawn with other settings
         if all(job.target.exists() for job in jobs):
             return False
         with disk_errors(folder):

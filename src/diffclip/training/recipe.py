@@ -18,6 +18,7 @@ from pydantic import (
     PositiveInt,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from diffclip.config import (
@@ -90,6 +91,12 @@ class DataRecipe(Keys):
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError(f"{list(scale)} must be two shares, 0 < least ≤ greatest ≤ 1")
         return scale
+
+    @model_validator(mode="after")
+    def _check_val_range(self) -> DataRecipe:
+        if self.val_range is not None and self.val is None:
+            raise ValueError("val_range is a part of val, which is missing: give val too")
+        return self
 
 
 class Recipe(Keys):

@@ -87,19 +87,20 @@ def recipe_folders() -> list[Path]:
     return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
 
 
-def recipe_fields(path: Path, changes: Iterable[str] = ()) -> dict[str, Any]:
+def recipe_fields(path: Path, changes: Iterable[str] = (), over: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read the fields of the recipe in the file `path`, laid over its `base` and with `key=value` changes, unchecked.
 
-    A base is a file beside the recipe, or a recipe by name. A file that is not YAML, a base that is not there and a
-    word that is no change raise `InputError`.
+    A base is a file beside the recipe, or a recipe by name. A file that is not YAML, a base that is not there or rests
+    on the recipe itself (`over` are those above it) and a word that is no change raise `InputError`.
     """
     fields = read_fields(path)
     if (base := fields.pop("base", None)) is not None:
         under = path.parent / str(base)
         under = under if under.is_file() else find_recipe(str(base))
-        if under.samefile(path):
-            raise InputError(f"{path} is its own base: rename it, or give another base")
-        fields = _lay_over(recipe_fields(under), fields)
+        over = (*over, path)
+        if any(under.samefile(one) for one in over):
+            raise InputError(f"{under} is its own base: rename it, or give another base")
+        fields = _lay_over(recipe_fields(under, over=over), fields)
     for change in changes:
         _apply(fields, change)
     return fields
