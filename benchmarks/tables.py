@@ -231,15 +231,15 @@ def _step(result: Result | None, kind: str, batch: int, what: str, other: str) -
 
 # by section of the document: the table, the file without its ending, and the command that measures it
 SECTIONS: dict[str, tuple[Callable[[Result], list[str]], str, str]] = {
-    "attention cpu": (attention, "attention_cpu_float32", "make bench"),
+    "attention cpu": (attention, "attention_cpu_float32", _CPU),
     "attention busy": (attention, "attention_busy_cpu_float32", _BUSY),
-    "training cpu": (training, "training_cpu_bf16", "make bench"),
-    "loader": (loader, "loader", "python -m benchmarks.loader"),
-    "parity cpu": (parity, "parity_cpu", "make bench"),
-    "attention gpu": (attention, "attention_cuda_bfloat16", "make bench-gpu"),
-    "attention gpu float32": (attention, "attention_cuda_float32", "make bench-gpu"),
-    "training gpu": (training, "training_cuda_bf16", "make bench-gpu"),
-    "parity gpu": (parity, "parity_cuda", "make bench-gpu"),
+    "training cpu": (training, "training_cpu_bf16", _CPU),
+    "loader": (loader, "loader", _LOADER),
+    "parity cpu": (parity, "parity_cpu", _CPU),
+    "attention gpu": (attention, "attention_cuda_bfloat16", _GPU),
+    "attention gpu float32": (attention, "attention_cuda_float32", _GPU),
+    "training gpu": (training, "training_cuda_bf16", _GPU),
+    "parity gpu": (parity, "parity_cuda", _GPU),
 }
 
 

@@ -110,18 +110,18 @@ def file(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_kept_is_found_again_and_only_for_its_problem(file: Path, cache_home: Path) -> None:
     assert file.parent == cache_home / "diffclip" / "kernels"
     assert "_NVIDIA-H200-80-GB_triton-" in file.name
-    assert tuning.cached(PROBLEM, X, X) is None
+    assert tuning.cached(PROBLEM, X.device) is None
     other, better = Problem(77, 64, 128, 2, True), replace(PLAN, forward=Blocks(64, 32, 4, 3))
     for problem, kept in ((PROBLEM, PLAN), (other, PLAN), (PROBLEM, better)):
         tuning.keep(problem, kept, file)
-        assert tuning.cached(problem, X, X) == kept
-    assert tuning.cached(other, X, X) == PLAN
+        assert tuning.cached(problem, X.device) == kept
+    assert tuning.cached(other, X.device) == PLAN
     assert len(json.loads(file.read_text())) == 2
     for change in ({"tokens": 196}, {"value": 64}, {"bytes": 4}, {"causal": True}):
-        assert tuning.cached(replace(PROBLEM, **change), X, X) is None
+        assert tuning.cached(replace(PROBLEM, **change), X.device) is None
     # one that is no candidate any more is not taken
     tuning.keep(PROBLEM, replace(PLAN, keys=Blocks(48, 64, 4, 2)), file)
-    assert tuning.cached(PROBLEM, X, X) is None
+    assert tuning.cached(PROBLEM, X.device) is None
 
 
 @pytest.mark.usefixtures("file")
@@ -146,9 +146,9 @@ def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.M
 def test_a_damaged_file_holds_nothing_and_is_written_anew(file: Path, damage: bytes) -> None:
     file.parent.mkdir(parents=True)
     file.write_bytes(damage)
-    assert tuning.cached(PROBLEM, X, X) is None
+    assert tuning.cached(PROBLEM, X.device) is None
     tuning.keep(PROBLEM, PLAN, file)
-    assert tuning.cached(PROBLEM, X, X) == PLAN
+    assert tuning.cached(PROBLEM, X.device) == PLAN
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
@@ -159,4 +159,4 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
         tuning.keep(PROBLEM, PLAN, file)
     assert len(caplog.records) == 1
     assert "the measured kernel plan is not kept" in caplog.text
-    assert tuning.cached(PROBLEM, X, X) is None
+    assert tuning.cached(PROBLEM, X.device) is None

@@ -27,10 +27,10 @@ Seen = Callable[[str, Blocks, float | Exception], None]
 _MILLISECONDS = 20  # of measuring a candidate, after as many of warming up
 
 
-def cached(problem: Problem, q: Tensor, v: Tensor) -> Plan | None:
+def cached(problem: Problem, device: torch.device) -> Plan | None:
     """The plan that an earlier search found, or None; one that is no longer a candidate is not taken."""
-    plan = read_plans(plan_file(q.device)).get(_key(problem))
-    shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
+    plan = read_plans(plan_file(device)).get(_key(problem))
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     known = plan and all(getattr(plan, kernel) in candidates(kernel, problem, shared) for kernel in KERNELS)
     return plan if known else None
 
