@@ -45,7 +45,8 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     assert layers == {(*one, None) for one in shown}
     file = "saved/demo/results.jsonl"
     for options, words in (
-        ((file, "--output", file), "is an input, which would be lost"),
+        ((file, "--output", file), "give a name that ends with .html"),
+        ((file, "--markdown", "saved/demo/results.outcomes.npz"), "give a name that ends with .md"),
         (("saved/demo", "--save", "saved/demo"), "is an input, which would be lost"),
         (("runs", "--save", "runs"), "--save runs lies in one of the inputs"),
         (("runs", "--save", "runs/saved"), "lies in one of the inputs"),

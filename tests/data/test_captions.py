@@ -52,6 +52,7 @@ def test_blank_captions(tmp_path: Path) -> None:
         ("x.json", b'[{"image": "a.jpg", "caption": [{"raw": "b"}]}]', r"a.jpg is \[{'raw': 'b'}\], which is not text"),
         ("x.json", b'[{"image": "a.jpg", "caption": ["b", NaN]}]', "which is not text"),
         ("x.csv", b'image,caption\na.jpg,"b' + b"x" * 140_000, r"up to line \d+: field larger than .*quote"),
+        ("x.csv", b'image,caption\na.jpg,"a star\nb.jpg,a dog\n', "up to line 3: unexpected end of data; is a quote"),
         ("x.json", b'{"images": [], "annotations": [{}]}', "is not COCO's JSON"),
     ],
 )  # fmt: skip

@@ -164,6 +164,7 @@ def test_scenes_need_no_torch():
     ("setting", "message"),
     [
         ({"size": 8}, "size 8 is too small"),
+        ({"size": 10**6}, "size 1000000 is too large"),
         ({"val": 0}, "val 0 is too few"),
         ({}, r"holds other things \(captions\)"),
     ],

@@ -213,6 +213,13 @@ def test_a_damaged_index_is_one_line(index, folder, loaded, damage, line):
     assert "remove" in str(caught.value)
 
 
+def test_images_jsonl_of_another_program_is_no_index(folder, loaded, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "images.jsonl").write_text('{"image": "a.jpg"}\n')
+    with pytest.raises(InputError, match="mine holds other files"):
+        ImageIndex(folder, loaded, tmp_path / "mine")
+
+
 def update(folder, loaded, place, workers):
     diffclip.search.index._SAVE_SECONDS, diffclip.search.index._SAVE_SHARE = 0.0, 1e9  # after every batch
     ImageIndex(folder, loaded, place).update(batch_size=1, workers=workers)

@@ -103,8 +103,11 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(study
     for changes, told in (
         ({"data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
         ({"scenes": {"train": 8, "val": 8, "size": 32}}, "scenes=null, not "),
-        ({"change": {"epochs": 7}}, r"change=\{\}, not "),
-        ({"primary": {"metric": "acc1"}}, 'primary.metric="score", not "acc1"'),
+        ({"change": {"epochs": 7}}, "change.epochs=null, not 7"),
+        (
+            {"primary": {"task": "zero-shot", "dataset": "cifar10", "metric": "acc1"}},
+            'primary.task="validation", not "zero-shot"',
+        ),
         ({"models": {**more, "suite": "quick"}}, 'models.suite="brief", not "quick"'),
     ):
         with pytest.raises(InputError, match=rf"{told}.*: choose another --output and other --runs"):
@@ -209,9 +212,14 @@ def test_primary_comparison_and_contrasts_are_filled_in_or_declared(study_file: 
     assert (primary.task, primary.metric, primary.dataset) == ("validation", "score", "flickr8k")
     assert study.margin == 0.01
     assert study.contrasts == [("DiffCLIP", "CLIP"), ("DiffCLIP-no-norm", "DiffCLIP")]
-    changes = ["primary.metric=acc1", "margin=0.02", "contrasts=[[CLIP, DiffCLIP]]"]
+    changes = [
+        "primary.task=retrieval",
+        "primary.metric=mean_recall",
+        "margin=0.02",
+        "contrasts=[[CLIP, DiffCLIP]]",
+    ]
     declared = read_study(study_file(), changes)
-    assert (declared.primary.metric, declared.margin) == ("acc1", 0.02)
+    assert (declared.primary.metric, declared.margin) == ("mean_recall", 0.02)
     assert declared.contrasts == [("CLIP", "DiffCLIP")]
     assert read_study("study_cpu").arms["DiffCLIP"].against == "DiffCLIP-no-factor"
     assert read_study("study_cpu", ["ablations=null"]).arms["DiffCLIP"].against is None
@@ -238,6 +246,8 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         ({"ablations": {**ABLATIONS, "arms": {"bare": BARE}}}, "arm bare is against 'CLUP', which is not an"),
         (_arms(**{"../x": {"change": {"model": "CLIP"}}}), "names the folder of its runs"),
         ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is not an arm"),
+        ({"primary": {"metric": "scores"}}, "unknown primary.metric 'scores': did you mean 'score'"),
+        ({"primary": {"task": "mmvp"}}, "no run measures mmvp on flickr8k"),
         ({"contrasts": [["DiffCLIP", "CLUP"]]}, r"contrasts\[0\] has 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
         ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains a value twice"),

@@ -41,7 +41,7 @@ def demo(
 
     Example: diffclip demo --folder runs/demo
 
-    A second call reuses finished parts. One seed takes five to six minutes on 2 CPU cores.
+    A second call reuses finished parts. One seed takes five to nine minutes on 2 CPU cores.
     """
     from diffclip.errors import require_group
 

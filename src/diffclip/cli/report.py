@@ -80,9 +80,11 @@ def report(
     from diffclip.report.frame import read_results, save_results
     from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
 
+    for option, file, ending in (("--output", output, ".html"), ("--markdown", markdown, ".md")):
+        if file is not None and file.suffix != ending:
+            raise InputError(f"{option} {file}: give a name that ends with {ending}")
     inputs = [one for path in paths for one in (path.rglob("*.jsonl") if path.is_dir() else [path])]
-    saved = [save / RESULTS_FILE, save / CURVES_FILE] if save else []
-    for file in filter(None, (output, markdown, *saved)):
+    for file in (save / RESULTS_FILE, save / CURVES_FILE) if save else ():
         check_not_input(file, inputs)
     if save is not None and any(save.resolve().is_relative_to(path.resolve()) for path in paths):
         raise InputError(f"--save {save} lies in one of the inputs: give another folder")

@@ -101,7 +101,7 @@ def _table(text: str, file: Path) -> list[tuple[str, str]]:
     # quotes mean something in comma separated files alone, but not in those of mehdidc/retrieval_annotations
     is_quoted = delimiter in ",;" and not file.name.endswith("_karpathy.txt")
     quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
     try:
         rows = [row for row in reader if any(row)]
     except csv.Error as error:

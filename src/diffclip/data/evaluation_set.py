@@ -113,8 +113,9 @@ class EvaluationSet:
         """Take samples `first` to `end` − 1 (None: no bound), or raise `InputError` if there are none."""
         rows = range(len(self))[first:end]
         if not rows:
+            asked = ":".join("" if bound is None else str(bound) for bound in (first, end))
             raise InputError(
-                f"{self.name}/{self.split} has {len(self)} samples, and none in [{first}:{end}]: give a smaller range"
+                f"{self.name}/{self.split} has {len(self)} samples, and none in [{asked}]: give a smaller range"
             )
         return self.take(rows)
 

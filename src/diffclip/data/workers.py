@@ -8,9 +8,11 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from diffclip.errors import DiffCLIPError
@@ -59,11 +61,26 @@ def in_processes(
     # forking a process that may hold threads (torch does) can deadlock
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            yield from pool.map(work, jobs)
+            resource_tracker.ensure_running()  # its start would let the signal through again
+            # Ctrl-C reaches all processes: only this one tells it, and they take over that they do not
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                futures = deque(pool.submit(work, job) for job in jobs)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            while futures:
+                yield futures.popleft().result()
+        except KeyboardInterrupt:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
         except BrokenProcessPool as error:
             raise DiffCLIPError(
                 "a process died, was memory short? Free some, or use fewer --workers"
             ) from error
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def leave_signals_to_parent(worker: int) -> None:

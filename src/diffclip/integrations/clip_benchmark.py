@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from diffclip.config import MODEL_NAMES
-from diffclip.errors import InputError, require_group
+from diffclip.config import MODEL_NAMES, VARIANTS, variant_of
+from diffclip.errors import InputError, explained, require_group
 from diffclip.files import check_writable
 from diffclip.model_source import find_model, load_for_use
 
@@ -74,6 +74,8 @@ def load_diffclip(
     """
     named = model_name if model_name in MODEL_NAMES else None
     loaded = load_for_use(_source(model_name, pretrained), named)
+    if model_name in VARIANTS and variant_of(loaded.model.config) != model_name:
+        raise InputError(f"{pretrained} is no {model_name}: name it {variant_of(loaded.model.config)}")
     return loaded.model.to(device), loaded.preprocess, loaded.tokenizer
 
 
@@ -108,7 +110,9 @@ def run_command(arguments: list[str]) -> None:
     finally:
         sys.argv = before
     if chosen.which == "build":
-        cli.main_build(chosen)
+        wrong = "give JSON files of results that `diffclip benchmark eval` wrote"
+        with explained(f"{', '.join(chosen.files)} cannot be built into a table", wrong):
+            cli.main_build(chosen)
         return
     # these would fail after long work
     if chosen.task == "linear_probe" and not torch.cuda.is_available():

@@ -21,7 +21,7 @@ from diffclip.scenes.vocabulary import SHAPES
 
 Style = Literal["plain"] | Shift
 STYLES: tuple[Style, ...] = ("plain", *SHIFTS)
-_SMALLEST, _MOST_DISTRACTORS = 16, 64
+_SMALLEST, _LARGEST, _MOST_DISTRACTORS = 16, 8192, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +124,9 @@ def compose(
     Returns:
         The image [size, size, 3] and the mask of each of `specs`.
     """
-    if size < _SMALLEST:
-        raise InputError(f"size {size} is too small: scenes need {_SMALLEST} pixels or more")
+    if not _SMALLEST <= size <= _LARGEST:
+        wrong = "small" if size < _SMALLEST else "large"
+        raise InputError(f"size {size} is too {wrong}: scenes have {_SMALLEST} to {_LARGEST:,} pixels")
     painted = [*distractors, *specs]
     if style == "sketch":
         canvas = ground("paper", size, dice)

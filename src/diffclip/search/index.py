@@ -309,7 +309,9 @@ def _read_index(place: Path, about: About) -> Contents:
 def _read_files(place: Path, about: About) -> Contents:
     with (place / NAME).open(encoding="utf-8") as lines:
         header = json.loads(next(lines, "{}"))
-        if header.get("format") != _FORMAT:
+        if not isinstance(header, dict) or "format" not in header:
+            raise InputError(f"{place} holds other files: choose a new or an empty folder for the index")
+        if header["format"] != _FORMAT:
             raise InputError(
                 f"{place} was made by another version of this program: remove it; the next search makes "
                 "it again"

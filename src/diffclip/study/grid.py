@@ -61,8 +61,8 @@ PRELOADED = (
     *("diffclip.training.run", "diffclip.evaluation.run", "diffclip.study.grid"),
 )
 """Modules that the server imports once for the processes of all runs; lightning alone takes seconds."""
-# signals to a whole job, which would end the server and with it all runs before they are saved
-_OF_A_JOB = {signal.SIGTERM, signal.SIGUSR1}
+# signals to a whole job, and Ctrl-C, which would end the server and with it all runs before they are saved
+_OF_A_JOB = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 _STOPPED = StoppedError.exit_code
 _GRACE = 60.0  # seconds that a run has to save and leave
 _POLL = 0.5  # seconds
@@ -122,8 +122,8 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the study asks them to stop
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_JOB)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_JOB)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)

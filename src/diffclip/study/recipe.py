@@ -8,6 +8,7 @@ names, else DiffCLIP's where a tower has differential attention, else CLIP's.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, unknown
 from diffclip.evaluation.suite import SUITES
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
@@ -189,6 +190,25 @@ class Study(Keys):
         return found
 
 
+def _check_primary(study: Study) -> None:
+    """See that each run will measure the primary endpoint, or raise `InputError`."""
+    from diffclip.report.names import METRICS
+
+    primary, suite = study.primary, study.models.suite
+    measured = [("validation", study.data), *((entry.task, entry.dataset) for entry in SUITES[suite])]
+    if primary.task not in ("six-tasks", "out-of-domain") and not any(
+        (task or primary.task, of) == (primary.task, primary.dataset) for task, of in measured
+    ):
+        raise InputError(
+            f"primary: no run measures {primary.task} on {primary.dataset}: choose a task and a set of the suite "
+            f"{suite!r}, or validation on {study.data}"
+        )
+    metric = re.sub(r"_retrieval_recall@\d+$", "", primary.metric)
+    known = ["score"] if primary.task == "validation" else [*METRICS, "average", "image", "text"]
+    if metric not in known:
+        raise unknown("primary.metric", primary.metric, known)
+
+
 def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
     """Read the study in a file, or the built-in one of that name, with `key=value` changes (`models.seeds=[0, 1]`). No
     such file, no study, an unknown key or model, and arms that do not fit together raise `InputError`."""
@@ -202,6 +222,7 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
     try:
         for arm in study.recipes:
             study.tuned_as(arm)
+        _check_primary(study)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return study

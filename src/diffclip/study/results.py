@@ -48,6 +48,9 @@ class StudyFolder:
         for key, new in _fixed(study.model_dump(mode="json")).items():
             old = before[key]
             if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go
+                if isinstance(old, dict) and isinstance(new, dict):  # the first of their keys that differs
+                    inner = next(name for name in {**old, **new} if old.get(name) != new.get(name))
+                    key, old, new = f"{key}.{inner}", old.get(inner), new.get(inner)
                 told = (json.dumps(value, ensure_ascii=False)[:60] for value in (old, new))
                 raise InputError(
                     f"{self.path} holds a study with {key}={', not '.join(told)}: choose another --output and other "
