@@ -33,9 +33,7 @@ CAPTIONED = in_batches([[f"{i}{j}caption"[: 4 + j] for j in range(1 + i % 3)] fo
 def in_memory(batches, model=ONE.model):
     """A setting whose set is `batches`: what both tasks read of a set."""
     positions = iter(range(1000))
-    made = [
-        ImageBatch(images, list(islice(positions, len(images))), None, answers) for images, answers in batches
-    ]
+    made = [ImageBatch(images, list(islice(positions, len(images))), answers) for images, answers in batches]
     answers = list(chain.from_iterable(answers for _, answers in batches))
     names = {"classnames": NAMES, "templates": TEMPLATES}
     return Setting(
