@@ -138,6 +138,8 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"preprocess\.resize 8 is smaller than the image size"):
         variant_config("CLIP", SIZES | {"preprocess": {"resize": 8}})
+    with pytest.raises(InputError, match=r"vision\.image_size: Input should be less than or equal to 8192"):
+        parse_config(SIZES | {"vision": SIZES["vision"] | {"image_size": 80_000}}, "c")
     mix = variant_config("DiffCLIP", SIZES)
     mix.differential.head_norm, mix.differential.lambda_fixed = False, 0.5
     assert variant_of(mix) == "custom"

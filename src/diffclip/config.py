@@ -31,8 +31,9 @@ Backend = Literal["auto", "eager", "sdpa", "triton"]
 """Of attention, see `attention.dispatch`."""
 Init = Literal["matched", "published"]
 """Of parameters, see `initialisation`."""
-# bounded, as a file of a stranger says how many are built
+# bounded, as a file of a stranger says how many are built, and an image of 100,000 px takes all memory
 Depth = Annotated[int, Field(gt=0, le=1000)]
+ImageSize = Annotated[int, Field(gt=0, le=8192)]
 
 VOCABULARY = 49408
 """Ids of the core's tokenizer, of which the last two are start and end of text."""
@@ -83,7 +84,7 @@ class VisionConfig(_TowerConfig):
 
     later: ClassVar[tuple[str, ...]] = ("registers",)
 
-    image_size: PositiveInt = 224
+    image_size: ImageSize = 224
     patch_size: PositiveInt = 16
     width: PositiveInt = 768
     layers: Depth = 12
