@@ -91,6 +91,7 @@ def test_a_wrong_value_blames_the_word_not_the_file(recipe_file: Path) -> None:
         (b"- a\n- b", "is not a recipe"),
         (b"model: \xff\xfe", "is not YAML"),
         (b"model: CLIP\nseed: 2024-99-99\n", "is not YAML"),
+        (b"seed: 0\nmodel: CLIP\nseed: 7\n", "is not YAML: the key seed stands twice: leave one out"),
         (b"vision: a\nlanguage_model: b\n", "has a language model: use `diffclip vlm train`"),
     ],
 )

@@ -106,12 +106,23 @@ def recipe_fields(path: Path, changes: Iterable[str] = (), over: tuple[Path, ...
     return fields
 
 
+class _KeysOnce(yaml.SafeLoader):
+    """Refuse a key that stands twice in a mapping: YAML's readers take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key {key} stands twice: leave one out")
+        return super().construct_mapping(node, deep)
+
+
 def read_fields(
     path: Path, what: str = "recipe", way_out: str = "it must map keys such as model, epochs, data to values"
 ) -> dict[str, Any]:
     """Read the mapping in a YAML file, or raise `InputError` where it holds none: it is not a `what`."""
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+        fields = yaml.load(path.read_text(encoding="utf-8"), _KeysOnce)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}; check its permissions") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
