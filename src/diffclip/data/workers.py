@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,13 +62,8 @@ def in_processes(
     # forking a process that may hold threads (torch does) can deadlock
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            resource_tracker.ensure_running()  # its start would let the signal through again
-            # Ctrl-C reaches all processes: only this one tells it, and they take over that they do not
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
+            with blocked({signal.SIGINT}):  # Ctrl-C reaches all processes, and only this one tells it
                 futures = deque(pool.submit(work, job) for job in jobs)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             while futures:
                 yield futures.popleft().result()
         except KeyboardInterrupt:
@@ -81,6 +77,17 @@ def in_processes(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+@contextmanager
+def blocked(signals: set[signal.Signals]) -> Iterator[None]:
+    """Block `signals` for a while; processes that are started meanwhile take it over for good."""
+    resource_tracker.ensure_running()  # its start would let them through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_signals_to_parent(worker: int) -> None:

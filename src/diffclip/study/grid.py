@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from diffclip.data.published_sets import BUILT_IN
+from diffclip.data.workers import blocked
 from diffclip.errors import DiffCLIPError, DivergedError, InputError, StoppedError
 from diffclip.evaluation.records import RESULTS_FILE
 from diffclip.evaluation.results_file import ResultsFile
@@ -92,10 +92,8 @@ class Worker:
         self.connection, theirs = context.Pipe(duplex=False)
         given = (theirs, dict(os.environ), log, work, arguments)
         self.process = context.Process(target=_work, args=given)
-        resource_tracker.ensure_running()  # its start would let the signals through again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_JOB)
-        self.process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with blocked(_OF_A_JOB):
+            self.process.start()
         theirs.close()
 
     def join(self) -> Ended:
