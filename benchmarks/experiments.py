@@ -234,7 +234,7 @@ def over_images(runs: Path) -> pd.DataFrame:
     """
     found: dict[tuple[str, str, str], dict[tuple[str, int], list[pd.Series]]] = {}
     for file in sorted([*runs.glob("*/*/results.jsonl"), *runs.glob("*.jsonl")]):
-        for key, (hits, clusters) in read_outcomes(file).items():
+        for key, (hits, clusters) in (read_outcomes(file) or {}).items():
             model, _, seed, _, task, dataset, split, metric, *_ = json.loads(key)
             if seed is not None and (metric == "acc1" or "_retrieval_recall@" in metric):
                 owners = np.arange(len(hits)) if clusters is None else clusters

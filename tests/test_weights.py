@@ -282,6 +282,7 @@ def cut(file: Path, share: float) -> Path:
         (lambda d: (d / "folder").mkdir() or d / "folder", "neither model.safetensors nor checkpoint_best"),
         (lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.6), "cut.pt"),
         (lambda d: (d / "a.safetensors").write_text("none") and d / "a.safetensors", "safetensors"),
+        (lambda d: (d / "text.pt").write_text("hello world\n") and d / "text.pt", "not a file of torch.save"),
         (lambda d: torch.save([1, 2], d / "list.pt") or d / "list.pt", "no state_dict"),
         (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "'a' is not a named tensor"),
     ],

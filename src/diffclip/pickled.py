@@ -54,7 +54,7 @@ def read_pickle(path: Path) -> Any:
                 if "mmap" not in str(error):  # files of torch < 1.6 are no archives and cannot be mapped
                     raise
                 return torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
+        except (pickle.UnpicklingError, KeyError) as error:  # a text is an unknown code to it
             asked = re.search(r"GLOBAL ([\w.]+)", str(error))
             if asked:
                 raise InputError(

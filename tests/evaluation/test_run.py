@@ -141,10 +141,11 @@ def test_outcomes_lie_beside_the_records(classes, tmp_path):
         assert (one is None) == (record.metric == "mean_per_class_recall" or record.task == "six-tasks")
         if one is not None:
             assert one.hits.mean() == pytest.approx(record.value)
-    path.with_name("results.outcomes.npz").write_bytes(b"cut short")
-    path.with_name("results.stamps.json").write_bytes(b"cut short")
-    assert read_outcomes(path) == {}
-    assert not run(CLIP, Entry("few-shot", classes), file=path)[0].reused
+    for name in ("results.outcomes.npz", "results.stamps.json"):
+        path.with_name(name).write_bytes(b"cut short")
+        assert not run(CLIP, Entry("zero-shot", classes), file=path)[0].reused
+        assert run(CLIP, Entry("zero-shot", classes), file=path)[0].reused
+    assert read_outcomes(path)
 
 
 def test_a_file_of_something_else_is_refused(classes, tmp_path):

@@ -39,15 +39,15 @@ def outcome_key(record: Record) -> str:
     return _key(record, "model", "weights", "seed", "draw", *MEASURE)
 
 
-def read_outcomes(records: str | Path) -> dict[str, Outcomes]:
-    """Read the outcomes beside a file of records, by `outcome_key`; none where the file is missing or damaged."""
+def read_outcomes(records: Path) -> dict[str, Outcomes] | None:
+    """Read the outcomes beside a file of records, by `outcome_key`; None where the file is missing or damaged."""
     try:
-        with np.load(_beside(Path(records), ".outcomes.npz"), allow_pickle=False) as data:
+        with np.load(_beside(records, ".outcomes.npz"), allow_pickle=False) as data:
             keys = json.loads(data["keys"].tobytes())
             return {key: Outcomes(data[f"hits{i}"], data.get(f"clusters{i}")) for i, key in enumerate(keys)}
     # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records stand without the outcomes
     except Exception:
-        return {}
+        return None
 
 
 class ResultsFile:
@@ -74,10 +74,12 @@ class ResultsFile:
     def _read(self) -> None:
         if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
-            self.outcomes = read_outcomes(self.path)
-            self._stamps = {}  # where the file is missing or damaged all is measured anew
+            outcomes = read_outcomes(self.path)
+            self.outcomes, self._stamps = outcomes or {}, {}
+            # where one of the files is missing or damaged all is measured anew
             with suppress(OSError, ValueError, TypeError):
-                self._stamps = dict(json.loads(_beside(self.path, ".stamps.json").read_text("utf-8")))
+                if outcomes is not None:
+                    self._stamps = dict(json.loads(_beside(self.path, ".stamps.json").read_text("utf-8")))
 
     @property
     def records(self) -> list[Record]:
