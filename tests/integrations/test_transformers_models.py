@@ -202,6 +202,7 @@ def test_attention_by_the_formula_on_request() -> None:
         ({"input_ids": torch.cat([IDS, IDS], dim=1)}, "truncation=True"),
         ({"input_ids": IDS.flip(1), "attention_mask": PADDING.flip(1)}, "pad on the right"),
         ({"input_ids": IDS, "return_loss": True}, "return_loss needs"),
+        ({"input_ids": IDS[:1], "pixel_values": PIXELS, "return_loss": True}, "of the same length"),
     ],
 )
 def test_what_does_not_fit_is_one_line(inputs: dict[str, Any], said: str) -> None:

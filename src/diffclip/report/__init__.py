@@ -1,6 +1,6 @@
 """Reports from result records and run folders: a page, Markdown, figures, and the paper's tables.
 
-`frame` reads and names, `compare` tests, `tables`, `figures` and `paper` show, `page` writes.
+`frame` reads the records, `compare` tests, `tables`, `figures` and `paper` present, `page` writes the files.
 """
 
 from __future__ import annotations

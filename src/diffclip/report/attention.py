@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 Map = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
 
-MOST_HITS = 96  # images on the sheet of a search
+MOST_HITS = 96  # maximum number of images on the sheet of a search
 RELEVANCE_FLOOR = 0.02
-"""The least end of a scale of relevance: smaller values change a logit by next to nothing, and are drawn so."""
-_SIDE, _THUMBNAIL = 288, 480  # pixels of an image that a model sees, and of a search hit's longer edge
-_LINE = 0.15  # inches
+"""The smallest upper end of a relevance scale: smaller values hardly change a logit, and should hardly be visible."""
+_SIDE, _THUMBNAIL = 288, 480  # pixels: the edge of an image as a model sees it, the longer edge of a hit
+_LINE = 0.15  # height of a line of text, inches
 _MUTED = "#57606a"
 _TEXT: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.15}
 
@@ -73,7 +73,7 @@ class Scale(NamedTuple):
         return colormaps["RdBu_r" if self.signed else "inferno"]
 
     def drawn(self, values: Map, edge: int) -> Pixels:
-        """Draw a map [h, w], smoothly upsampled, as RGBA [edge, edge, 4]; small values let the image below through."""
+        """Draw a map [h, w], smoothly upsampled, as RGBA [edge, edge, 4]; smaller values are more transparent."""
         small = Image.fromarray(np.asarray(values, np.float32))
         smooth = np.asarray(small.resize((edge, edge), Image.Resampling.BICUBIC)) / self.limit
         colors = self.cmap(smooth / 2 + 0.5 if self.signed else smooth)
@@ -85,7 +85,7 @@ class Scale(NamedTuple):
 def scale_of(maps: Sequence[Map], floor: float = 0.0) -> Scale:
     """Choose one scale for all maps.
 
-    It ends at the 99.5th percentile of magnitudes, so that one patch does not hide the rest; at `floor` at least.
+    It ends at the 99.5th percentile of magnitudes, so that one patch does not hide the rest, but not below `floor`.
     """
     values = np.concatenate([np.abs(one).ravel() for one in maps]) if maps else np.ones(1)
     limit = max(float(np.quantile(values, 0.995)) or float(values.max()), floor) or 1.0
@@ -95,13 +95,13 @@ def scale_of(maps: Sequence[Map], floor: float = 0.0) -> Scale:
 def grid_figure(
     rows: Sequence[Sequence[Cell]], note: str = "", labels: Sequence[str] = (), floor: float = 0.0
 ) -> Figure:
-    """Draw rows of cells, with a color bar beneath where there are maps.
+    """Draw rows of cells, with a color bar below if there are maps.
 
     Args:
         rows: of cells; the last ones may be shorter.
         note: what the maps are.
         labels: one per row, at its left.
-        floor: where the scale ends at least.
+        floor: the smallest upper end of the scale.
     """
     columns = max(map(len, rows))
     cell = min(max(9.0 / columns, 1.15), 2.2)  # inches
@@ -164,10 +164,10 @@ def attend_figures(
     texts: Sequence[str],
     view: View,
 ) -> Iterator[Figure]:
-    """Draw a figure per image with a row per model, as the paper's Figure 2; each when it is asked for.
+    """Yield a figure per image with a row per model, as in the paper's Figure 2; each is drawn when it is asked for.
 
-    `found` has the maps by model, for P images and the texts; `views` the images by model, as it sees them; `view` says
-    which maps they are.
+    `found` has the maps by model, for P images and the texts; `views` has the images by model, as the model sees them;
+    `view` says which maps they are.
     """
     floor = RELEVANCE_FLOOR if view.method == "relevance" else 0.0
     shares = " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
@@ -187,7 +187,7 @@ def abreast(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
 def model_rows(
     found: Mapping[str, Attended], views: Mapping[str, Pixels], titles: Sequence[str], number: int = 0
 ) -> list[list[Cell]]:
-    """Make a row per model of image `number`: itself and its maps; only the first row has titles."""
+    """Make a row per model for image `number`: the image and its maps; only the first row has titles."""
     rows = [
         [Cell(views[label], title="image"), *map_cells(one, number, views[label], titles)]
         for label, one in found.items()
@@ -200,7 +200,7 @@ def _titles_once(rows: list[list[Cell]]) -> list[list[Cell]]:
 
 
 def map_cells(one: Attended, number: int, image: Pixels, titles: Sequence[str]) -> list[Cell]:
-    """Make the maps of image `number`, each with its cosine, its share among several texts, and its strongest word."""
+    """Make a cell per map of image `number`, with its cosine, its share among several texts, and its strongest word."""
     cells = []
     for text, title in enumerate(titles):
         caption = ""
@@ -216,7 +216,7 @@ def map_cells(one: Attended, number: int, image: Pixels, titles: Sequence[str]) 
 
 
 def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
-    """Return the word with the most relevance; a word is the pieces up to one that ends in a space."""
+    """Return the word with the most relevance, "" if there is none; the last piece of a word ends in a space."""
     words = [("", 0.0)]
     for piece, value in zip(pieces, relevance.tolist(), strict=False):
         word, total = words.pop()
@@ -228,7 +228,7 @@ def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
 
 
 def search_sheet(query: str | Image.Image, hits: Sequence[Hit], searched: str) -> Figure:
-    """Draw the sheet for a query: an image before all, then the first `MOST_HITS` hits.
+    """Draw the sheet of a search: the query if it is an image, then the first `MOST_HITS` hits.
 
     `searched` is what was searched: "1,000 images in photos, by DiffCLIP".
     """
@@ -265,7 +265,7 @@ def _shortened(name: str, most: int = 22) -> str:
 
 
 def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) -> list[Path]:
-    """Write `count` figures, each to every path in the format of its ending; several to NAME-1.png, NAME-2.png, …
+    """Write `count` figures to each path, in the format of its ending; several get the names NAME-1.png, NAME-2.png, …
 
     A figure takes 10 MB, so each is written before the next is drawn.
     """

@@ -13,7 +13,7 @@ from diffclip.report.names import direction, in_order, is_share, percent, varian
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 ONE_RUN = "One run each: another seed or processor can turn this around."
-# what "better", if the value is larger, means for a metric by its direction
+# `with_verdicts` takes larger as better; by direction, the words that replace its words for other metrics
 _WORDS = {-1: {"better": "worse", "worse": "better"}, 0: {"better": "higher", "worse": "lower"}}
 
 
@@ -27,9 +27,9 @@ def contrasts_of(results: Results) -> list[Contrast]:
 
 
 def clip_of(model: str, models: Sequence[str]) -> str | None:
-    """Find the CLIP of a model's size among `models`, else the only CLIP; None where there is none.
+    """Find the CLIP of a model's size among `models`, else the only CLIP; None if there is none.
 
-    Of several, or of models told apart by their runs or files, no other is known to be trained alike.
+    If there are several, or if a name contains a run or file in brackets, no other CLIP is known to be trained alike.
     """
     plain = [one for one in models if variant_of(one) == BASELINE]
     wanted = model.replace(variant_of(model), BASELINE)
@@ -40,7 +40,7 @@ def clip_of(model: str, models: Sequence[str]) -> str | None:
 
 
 def primary_of(results: Results) -> tuple[int, Contrast] | None:
-    """Find the measure and the contrast of the study's pre-declared endpoint; None where it has none of its own."""
+    """Find the measure and the contrast of the study's pre-declared endpoint; None if it has none of its own."""
     if results.study is None:
         return None
     declared, frame = results.study["primary"], results.records
@@ -52,12 +52,12 @@ def primary_of(results: Results) -> tuple[int, Contrast] | None:
 
 
 def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contrast]) -> pd.DataFrame:
-    """Compare models in several measures; all rows but the study's primary one are corrected together (Holm).
+    """Compare models in several measures; all p-values but the study's primary one are corrected together (Holm).
 
     Returns:
-        A row per measure and contrast that was measured: those of `evaluation.statistics.compare_arms`, and `measure`,
-        `label`, `panel` (one of the six tasks, or the task), `share`, `margin`, the means over the seeds of both
-        `model_value` and `base_value`, `chance`, and `not_above_chance`: neither model is shown to be above chance.
+        A row per measure and contrast that was measured, with the columns of `evaluation.statistics.compare_arms` and
+        `measure`, `label`, `panel` (one of the six tasks, or the task), `share`, `margin`, `model_value` and
+        `base_value` (means over seeds), `chance`, `not_above_chance` (neither model is shown to be above chance).
     """
     primary = primary_of(results)
     values, fields = values_of(results.records), measures_of(results.records)
@@ -94,7 +94,7 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
 
 
 def _means(values: pd.DataFrame, pair: Contrast) -> list[float]:
-    """Average two models over the seeds that both have, if there are any."""
+    """Average two models over the seeds that both have; if there are none, each over its own seeds."""
     table = values.pivot_table(index="seed", columns="model", values="value")[list(pair)]
     both = table.dropna()
     means: list[float] = (table if both.empty else both).mean().tolist()
@@ -107,9 +107,9 @@ def is_one_run_each(comparisons: pd.DataFrame) -> bool:
 
 
 def is_above_chance(values: pd.DataFrame, metric: str) -> bool | None:
-    """Tell whether a model's values of a metric, one row per seed, are shown to be better than chance.
+    """Tell whether a model's values of a metric, one row per seed, are significantly better than chance.
 
-    None without a chance level, and for a metric that does not judge.
+    None without a chance level or intervals, and for a metric of which neither direction is better.
     """
     known, sign = values.dropna(subset=["chance", "low", "high"]), direction(metric)
     if known.empty or not sign:
@@ -119,7 +119,7 @@ def is_above_chance(values: pd.DataFrame, metric: str) -> bool | None:
 
 
 def verdict_text(row: pd.Series) -> str:
-    """Word a row's verdict: "better", "equivalent within 1 point", "worse (neither above chance)", "higher"."""
+    """Put a row's verdict into words: "better", "equivalent within 1 point", "worse (neither shown above chance)"."""
     word = str(row["verdict"])
     if word == "equivalent":
         points = 100 * float(row["margin"])
@@ -130,13 +130,13 @@ def verdict_text(row: pd.Series) -> str:
 
 
 def verdict_class(row: pd.Series) -> str:
-    """Name the color of a row's verdict; none where nothing was shown to be above chance."""
+    """Return the class that colors a verdict, "better" or "worse"; "" for others, or if neither is above chance."""
     shown = row["verdict"] in ("better", "worse") and not row["not_above_chance"]
     return str(row["verdict"]) if shown else ""
 
 
 def headline(results: Results, comparisons: pd.DataFrame) -> str:
-    """Sum up in one sentence: the primary endpoint of a study, else how many measures have which verdict."""
+    """Sum up the results in one sentence: a study's primary endpoint, else the number of comparisons per verdict."""
     if comparisons.empty:
         models = results.models
         if not models:
@@ -167,7 +167,7 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
 
 
 def _missing(results: Results, pair: Contrast) -> int:
-    """Count the runs of a study's two models that have not ended; 0 where it does not say."""
+    """Count the runs of two models that the study plans and that have not ended; 0 if no runs are listed."""
     runs, study = results.runs, results.study or {}
     if runs.empty:
         return 0
@@ -189,12 +189,12 @@ def _seeds_of(results: Results, row: pd.Series) -> str:
 
 
 def baselines_of(comparisons: pd.DataFrame) -> str:
-    """Name what the models are compared with."""
+    """Join the names of the baselines with "and"."""
     return " and ".join(dict.fromkeys(comparisons["against"]))
 
 
 def not_learned(results: Results) -> str:
-    """Name the measures, of single sets, in which no model is shown to be above chance; "" if there are none."""
+    """Say in which measures of single sets no model is shown to be above chance; "" if there are none."""
     records = results.records[results.records["task"] != "six-tasks"]
     values, fields = values_of(records), measures_of(records)
     labels = []

@@ -1,4 +1,4 @@
-"""Images of a set with what trained models make of them: retrieved images, maps, and the paper's Figures 2 and 6."""
+"""What trained models do with images of a set: retrieved images, maps, and the paper's Figures 2 and 6."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def retrieval_examples(models: Mapping[str, Prepared], data: EvaluationSet, coun
 def attention_examples(
     models: Mapping[str, Prepared], data: EvaluationSet, count: int, seed: int = 1
 ) -> Extra:
-    """Show where the class token of each model's last layer looks in `count` images drawn with `seed`, and which
-    patches speak for a text in two (the paper's Figure 2)."""
+    """Show where the class token of each model's last layer looks in `count` images drawn with `seed`, and in two
+    images which patches speak for a text (the paper's Figure 2)."""
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False).tolist()
     images = [_image(data, position) for position in drawn]
     maps: dict[str, npt.NDArray[np.float32]] = {}
@@ -72,18 +72,20 @@ def attention_examples(
         "Attention of the class token in the last vision layer, mean over heads: A1 and A2 are the two maps of "
         "differential attention, and the signed A1 − λ·A2 multiplies the values. Then two images, each with its own "
         "caption and the other's: which patches speak for each.",
-        [grid_figure(rows), paper_figures(models, data, seed)["figure_2"].figures[0]],
+        [grid_figure(rows), paper_figures(models, data, seed, more=0)["figure_2"].figures[0]],
     )
 
 
-def paper_figures(models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0) -> dict[str, Extra]:
-    """Draw the paper's Figures 2 and 6 for a set, by the stem of a file.
+def paper_figures(
+    models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0, more: int = 8
+) -> dict[str, Extra]:
+    """Draw the paper's Figures 2 and 6 for a set; the keys are file names without an ending.
 
-    Figure 2: two images, each for its own text and the other's. Figure 6: up to eight more, each for its own text.
-    A text is the first caption, or the class in the set's first template.
+    Figure 2: two images, each with maps for its own text and the other image's. Figure 6: up to `more` others, each
+    with maps for its own text. The text of an image is its first caption, or its class in the set's first template.
     """
     few: dict[str, Image.Image] = {}
-    more: list[tuple[str, Image.Image]] = []
+    others: list[tuple[str, Image.Image]] = []
     for position in np.random.default_rng(seed).permutation(len(data)).tolist():
         try:
             image = _image(data, position)
@@ -92,9 +94,9 @@ def paper_figures(models: Mapping[str, Prepared], data: EvaluationSet, seed: int
         text = true_text(data, position)
         if len(few) < 2:
             few.setdefault(text, image)
-        else:
-            more.append((text, image))
-        if len(more) == 8:
+        elif len(others) < more:
+            others.append((text, image))
+        if len(few) == 2 and len(others) == more:
             break
     if len(few) < 2:
         raise InputError(
@@ -113,13 +115,13 @@ def paper_figures(models: Mapping[str, Prepared], data: EvaluationSet, seed: int
     drawing = grid_figure(rows, note, list(models) * 2, RELEVANCE_FLOOR)
     figures = {"figure_2": Extra(title, told, [drawing])}
     blocks = []
-    for text, image in more:
+    for text, image in others:
         cells = [Cell(seen_by(image, next(iter(models.values()))), caption=text)]
         for label, one in attend(models, [image], [text]).items():
             cells += map_cells(one, 0, seen_by(image, models[label]), [label])
         blocks.append(cells)
     if blocks:
-        told = f"Which patches of an image speak for its own {kind}, in {len(more)} more images {drawn}."
+        told = f"Which patches of an image speak for its own {kind}, in {len(others)} more images {drawn}."
         drawing = grid_figure(abreast(blocks, 6), note, floor=RELEVANCE_FLOOR)
         figures["figure_6"] = Extra("Figure 6: models side by side", told, [drawing])
     return figures

@@ -1,4 +1,4 @@
-"""The figures of a report: forest plots, bars, a radar and curves of trainings, each with a caption."""
+"""The figures of a report: forest plots, bars, a radar and training curves, each with a caption."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 Curve = dict[str, Any]  # a line of `curves.jsonl`
 Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
-_LETTERS = 72  # in a line of a forest plot
-_MOST = 5  # models in a figure
+_LETTERS = 72  # maximum number in a line of a forest plot
+_MOST = 5  # maximum number of models in a figure
 _WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
-# what a forest plot may mark: (in the legend, in the caption, how it is drawn)
+# marks of a forest plot: (text in the legend, text in the caption, how it is drawn)
 _MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "seed": ("a seed", "small dots are seeds", {"marker": ".", "color": MUTED}),
     "chance": ("chance", "× the difference at chance", {"marker": "x", "color": MUTED, "markersize": 6}),
@@ -64,7 +64,7 @@ def forest_chart(
     Args:
         comparisons: rows of `compare`; metrics that are no shares are left out.
         by: the column that names the rows: "label" (measures) or "model" (arms).
-        paper: the paper's gains as fractions, by (task, model, baseline).
+        paper: the paper's gains as fractions, by (`panel` of `compare`, model, baseline).
     """
     rows = comparisons[comparisons["share"]] if len(comparisons) else comparisons
     if not len(rows):
@@ -107,7 +107,7 @@ def forest_chart(
         axes.plot(100 * row["difference"], y, "o", color=color, markersize=6)
         gain = (paper or {}).get((row["panel"], row["model"], row["against"]), math.nan)
         for mark, x in (("chance", row["chance"] - row["base_value"]), ("paper", gain)):
-            if abs(100 * x) < reach:  # not true of NaN
+            if abs(100 * x) < reach:  # False for NaN
                 axes.plot(100 * x, y, linestyle="", clip_on=False, **_MARKS[mark][2])
                 marks.add(mark)
     axes.axvline(0, color=INK, linewidth=1)
@@ -128,13 +128,13 @@ def forest_chart(
 
 
 def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart | None:
-    """Draw values of single runs with their intervals over items."""
+    """Draw values with their intervals over items, or the standard deviation over several runs."""
     records, fields = results.records, measures_of(results.records)
     shown = [measure for measure in measures if is_share(fields.loc[measure])]
     if not shown:
         return None
     rows = [(fields.loc[measure, "label"], records[records["measure"] == measure]) for measure in shown]
-    caption = "Values in percent, with 95 % intervals over the test items. Dashed: chance."
+    caption = f"Values in percent. {_WHISKERS}"
     return Chart("values", title, caption, _bars(results, rows))
 
 
@@ -205,7 +205,7 @@ def pairs_chart(results: Results) -> Chart | None:
 
 
 def training_chart(results: Results) -> Chart | None:
-    """Draw the training loss and the validation score over steps, one line per run and a strong one per arm's mean."""
+    """Draw the training loss and the validation score over steps: a thin line per run, a thick one per arm's mean."""
     curves = _shown_curves(results)
     if not curves:
         return None
@@ -231,7 +231,7 @@ def training_chart(results: Results) -> Chart | None:
 
 
 def lambda_chart(results: Results) -> Chart | None:
-    """Draw λ and the correlation of both attention maps by layer at both ends of training, one line per run."""
+    """Draw λ and the correlation of A1 and A2 by layer, at the start and the end of training, one line per run."""
     curves = [curve for curve in _shown_curves(results) if curve.get("lambda")]
     if not curves:
         return None
@@ -264,7 +264,7 @@ def lambda_chart(results: Results) -> Chart | None:
 
 
 def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) -> None:
-    """Add the models with their colors above a figure."""
+    """Add a legend of the models and their colors above a figure."""
     keys = [Line2D([], [], color=colors[model], linewidth=4, label=model) for model in models]
     longest = max(map(len, models), default=1)
     figure.legend(handles=keys, loc="outside upper left", ncols=max(1, min(4, 56 // (longest + 6))))
@@ -302,7 +302,7 @@ def _bars(results: Results, rows: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
 
 
 def _widest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the measure that most models have: numbers of two measures do not stand side by side."""
+    """Keep only the measure that most models have, because values of different measures are not comparable."""
     return frame[frame["measure"] == frame.groupby("measure")["model"].nunique().idxmax()]
 
 

@@ -1,4 +1,4 @@
-"""Result records as one table: measures, models, seeds; and condensed to files small enough to commit."""
+"""Read result records into one table by measure, model and seed, or condense them to files small enough to commit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HEADLINES = {
     "out-of-domain": ("mean_of_shifts",),
     "validation": ("score",),
 }
-"""The metrics of a task that the first table shows; of other tasks the first that is recorded."""
+"""By task the metrics in the first table; other tasks show the first recorded one, linear probes `headline_metric`."""
 BY_LAYER = {
     "focus": ("auroc", "inside_over_area", "entropy", "map_correlation"),
     "mechanics": ("sink_ratio", "sink_value_norm", "negative_weight", "map_correlation", "gradient_cosine"),
@@ -64,11 +64,11 @@ _MAPS_FIRST = {
     "segmentation": ("attention",),
     "mechanics": ("attention",),
 }
-"""The map that stands for a task: the first that was measured."""
+"""By task the maps in order of preference: the first table shows the first map that was measured."""
 HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that the first table shows
 _AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
-"""The tasks whose sets the averages of `PANELS` are over."""
-_POINTS = 50  # of a saved curve
+"""For each of `PANELS`, the task whose sets it averages."""
+_POINTS = 50  # in a saved curve
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Results:
 
     Attributes:
         records: one row per record of the last checkpoint, with `measure` (one number per measure) added. Models that
-            share a name have their weights in it.
+            share a name have their run or file added to it, in brackets.
         curves: one mapping per run as in `curves.jsonl`.
         runs: one row per run of a study; empty without one.
         study: the resolved study, None without one.
-        timing: step times of the arms in turns, by arm.
+        timing: step times by arm, measured while the arms take turns.
     """
 
     records: pd.DataFrame
@@ -108,7 +108,7 @@ class Results:
 
 
 def read_results(paths: Sequence[str | Path]) -> Results:
-    """Read records, and beside them curves, runs and the study, from files and folders.
+    """Read records from files and folders, and from folders also curves, runs and the study.
 
     Raises:
         InputError: a path does not exist, a file cannot be read, there is neither a record nor a step, or there are two
@@ -135,7 +135,7 @@ def read_results(paths: Sequence[str | Path]) -> Results:
 
 
 def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:
-    """Sort a table of records, as `load_records` returns it, into `Results`."""
+    """Make `Results` from a table of records, as `load_records` returns it."""
     frame = records[records["value"].notna()].copy()
     frame["measure"] = frame.groupby(list(MEASURE), dropna=False, sort=False).ngroup()
     frame = _told_apart(frame)
@@ -146,7 +146,7 @@ def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> 
 
 
 def values_of(records: pd.DataFrame) -> pd.DataFrame:
-    """Average draws: one row per (measure, model, seed) with value, low, high, count, chance."""
+    """Average draws: one row per (measure, model, seed) with value, low, high, count, chance. Unknown seeds are −1."""
     frame = records.assign(seed=records["seed"].fillna(-1).astype(int))
     return (
         frame.groupby(["measure", "model", "seed"], sort=False)
@@ -156,10 +156,10 @@ def values_of(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def measures_of(records: pd.DataFrame) -> pd.DataFrame:
-    """List the measures, indexed by `measure`: their fields and `label`, in the order of the records."""
+    """Make a table of the measures, indexed by `measure`: their fields and `label`, in the order of the records."""
     columns = [*MEASURE, "chance"]
     found = records.groupby("measure", sort=False)[columns].first()
-    # `first` skips missing values, which is right for chance, and the other fields are the same throughout
+    # `first` skips missing values, which is right for chance; the other fields are equal within a measure
     found = found.assign(label=[measure_label(row) for row in found.to_dict("records")])
     for name, words in (("split", ", {}"), ("templates", ", {:.0f} templates")):
         several = found.groupby("label")[name].transform(lambda own: own.nunique(dropna=False)) > 1
@@ -171,10 +171,10 @@ def measures_of(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def headlines(records: pd.DataFrame) -> list[int]:
-    """Choose the measures of the first table and of the forest plot: every task that was measured has one.
+    """Choose the measures of the first table and of the forest plot: at least one per measured task.
 
-    Where every model has the same average over sets, it stands for them. Corrupted images are shown where there are no
-    others.
+    If all models of a task have an average over the same sets, it replaces the single sets. Measures on corrupted
+    images are chosen only if there are no others.
     """
     frame = records[records["layer"].isna() & records["head"].isna() & ~records["task"].isin(ASIDE)]
     frame = frame[frame["corruption"].isna() | frame["corruption"].notna().all()]
@@ -183,12 +183,12 @@ def headlines(records: pd.DataFrame) -> list[int]:
     for panel, task in zip(PANELS, _AVERAGED, strict=True):
         models = averages[averages["dataset"] == panel].groupby("measure")["model"].agg(set)
         measured = set(frame.loc[frame["task"] == task, "model"])
-        # models with averages over other sets share at most single sets
+        # models whose averages are over different sets can only be compared on single sets
         if len(models) and measured <= models[best := models.map(len).idxmax()]:
             chosen.append(int(best))
             averaged.append(task)
     rest = frame[~frame["task"].isin(averaged)]
-    # a baseline is no page's headline, whichever file came first
+    # blind POPE is a baseline: it comes last, so that it is not the headline, whichever file came first
     rest = rest.sort_values("task", key=lambda tasks: tasks == "pope-blind", kind="stable")
     for (task, dataset), own in rest.groupby(["task", "dataset"], sort=False):
         wanted = list(HEADLINES.get(str(task), own["metric"].iloc[:1]))
@@ -206,8 +206,8 @@ def headlines(records: pd.DataFrame) -> list[int]:
 
 
 def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the name of their runs or file to models that share a name, a measure and a seed; that of several seeds
-    without the seed."""
+    """Add the name of the run or file to models that share a name, a measure and a seed. For a model with several
+    seeds it is the run's name without the seed, if that makes the names different."""
     run = frame["weights"].map(_run_of)
     setting = run.map(lambda path: path.with_name(SEED.sub("", path.name)) if path.name else path)
     keys = [frame[name] for name in ("measure", "model", "seed", "draw")]
@@ -226,14 +226,14 @@ def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _run_of(weights: str) -> Path:
-    """Return the run's folder of weights, "runs/CLIP-s0" of "runs/CLIP-s0/checkpoints/best"; a file is itself."""
+    """Return the run folder of a checkpoint, "runs/CLIP-s0" of "runs/CLIP-s0/checkpoints/best", else the path."""
     path = Path(weights)
     folders = [parent.parent for parent in path.parents if parent.name == "checkpoints"]
     return folders[0] if folders and folders[0].name and not path.suffix else path
 
 
 def short_names(runs: Iterable[Path]) -> dict[Path, str]:
-    """Name each run by its last folder, and by as many before it as tell all of them apart."""
+    """Name each run by its last folder, and by as many parent folders as make all names different."""
     paths, length = list(runs), 1
     while len({path.parts[-length:] for path in paths}) < len(paths):
         length += 1
@@ -262,7 +262,7 @@ def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
 
 
 def _with_records(sources: Sequence[Path]) -> list[Path]:
-    """Leave out folders without results, of runs that were not measured."""
+    """Leave out folders without results, because their runs were not evaluated."""
     return [path for path in sources if not path.is_dir() or next(path.rglob(RESULTS_FILE), None)]
 
 
@@ -272,8 +272,8 @@ def _is_shown(record: Record) -> bool:
 
 
 def _shortened(record: Record, runs: Sequence[list[str]]) -> Record:
-    """Begin `weights` at the run's folder, and as many before it as tell runs apart: a path from the root is one
-    machine's."""
+    """Begin `weights` at the run's folder, with as many parent folders as make the runs' names different, because an
+    absolute path is valid on one machine only."""
     parts, last = Path(record.weights).parts, {name[-1] for name in runs}
     at = next((place for place in reversed(range(len(parts))) if parts[place] in last), None)
     if at is not None:

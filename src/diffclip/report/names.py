@@ -1,4 +1,4 @@
-"""The names of models, sets and measures for people, and numbers as they are written."""
+"""Names of models, sets and measures for people, and the format of numbers."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ _TASKS = {
     "out-of-domain": "out of domain",
 }
 _BARE = ("mechanics", "retrieval", "robustness", "six-tasks", "validation", "training", "cost")
-"""Tasks that the metric's own label names already."""
-ASIDE = ("training", "cost")  # tasks that no set belongs to
+"""Tasks that a label does not name, because the metric's own label is clear."""
+ASIDE = ("training", "cost")  # tasks without an evaluation set
 _NOT_SHARES = (
     *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
     *("gradient_cosine", "sink_ratio", "sink_value_norm"),
@@ -98,7 +98,7 @@ _DESCRIBING = (
     *("class_token", "effective_patches", "entropy", "map_correlation", "top10", "yes_ratio"),
     *("gradient_cosine", "high_norm_share", "negative_weight", "sink_ratio", "sink_value_norm"),
 )
-"""Measures that say what a model does: neither end is better."""
+"""Measures that only describe a model: neither larger nor smaller is better."""
 _ORDER = (*VARIANTS, *ABLATIONS)
 
 
@@ -112,8 +112,8 @@ def in_order(models: Iterable[str]) -> list[str]:
 
 
 def variant_of(model: str) -> str:
-    """Find the variant or ablation in a model's name: "DiffCLIP-vision" of "DiffCLIP-vision-ViT-B-16", also behind the
-    name of a recipe ("flickr8k_cpu-DiffCLIP")."""
+    """Find the variant or ablation in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after the
+    name of a recipe ("flickr8k_cpu-DiffCLIP"); return the whole name if there is none."""
     fitting = [name for name in _ORDER if re.search(rf"(^|-){re.escape(name)}($|[- ])", model)]
     return max(fitting, key=len, default=model)
 
@@ -172,7 +172,7 @@ def direction(metric: str) -> int:
 
 
 def percent(value: float | None, share: bool = True, sign: bool = False) -> str:
-    """Write a fraction as "48.3" (percent), or a number that is no share as it is; a dash for None."""
+    """Write a fraction as "48.3" (percent), a number that is no share with two decimals, and None as a dash."""
     if value is None or pd.isna(value):
         return "–"
     text = f"{100 * value if share else value:{'+' if sign else ''}.{1 if share else 2}f}"
@@ -180,7 +180,7 @@ def percent(value: float | None, share: bool = True, sign: bool = False) -> str:
 
 
 def interval(low: float | None, high: float | None, share: bool = True, sign: bool = False) -> str:
-    """Write an interval as "46.1 to 50.5"; empty where a bound is missing."""
+    """Write an interval as "46.1 to 50.5"; empty if a bound is missing."""
     if low is None or high is None or pd.isna(low) or pd.isna(high):
         return ""
     return f"{percent(low, share, sign)} to {percent(high, share, sign)}"

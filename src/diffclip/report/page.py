@@ -54,7 +54,7 @@ class Extra(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A folded section of a page."""
+    """A section of a page that can be unfolded, or is unfolded at first (`open`)."""
 
     title: str
     charts: Sequence[Chart] = ()
@@ -78,9 +78,9 @@ class Report(NamedTuple):
 def build_report(
     results: Results, paths: Sequence[str | Path] = (), title: str | None = None, printed: bool = False
 ) -> Report:
-    """Choose what a report shows of `results`, which were read from `paths`, and draw it.
+    """Choose the content of the report on `results`, which were read from `paths`, and draw it.
 
-    With `printed` the paper's tables have the paper's rows, too.
+    If `printed`, the paper's tables also have the paper's own rows.
     """
     records = results.records
     primary, contrasts = primary_of(results), contrasts_of(results)
@@ -143,13 +143,13 @@ def write_report(
 ) -> Path:
     """Write the report about run folders, record files or a study to one HTML file, whole or not at all.
 
-    The page shows `command`, which makes it. `title` is by default the study's, the run's name or "CLIP and DiffCLIP".
+    The page shows `command`, which makes it. `title` defaults to the study's, the run's name or "CLIP and DiffCLIP".
     """
     return write_page(output, build_report(read_results(paths), paths, title), command, extras)
 
 
 def write_page(output: str | Path, report: Report, command: str = "", extras: Sequence[Extra] = ()) -> Path:
-    """Write a report that was built to one HTML file, whole or not at all."""
+    """Write a report of `build_report` to one HTML file, whole or not at all."""
     from jinja2 import Environment
 
     source = files("diffclip.report").joinpath("page.html.j2").read_text("utf-8")
@@ -171,7 +171,7 @@ def write_markdown(
     """Write a report as a short Markdown file, with its forest plots as PNG files.
 
     Args:
-        folder: where the figures go; by default `figures/` beside the file. Their names begin with the file's.
+        folder: place of the figures, by default `figures/` beside the file. Their names begin with the file's name.
 
     Returns:
         The files that were written.
@@ -204,7 +204,7 @@ def write_figures(folder: str | Path, report: Report) -> list[Path]:
 
 
 def write_tables(folder: str | Path, report: Report) -> list[Path]:
-    """Write the first table, the claims and the paper's tables as Markdown and LaTeX, and return the files."""
+    """Write the first table, arms, claims and the paper's tables as Markdown and LaTeX, and return the files."""
     chosen = [report.table] if report.table else []
     for section in report.sections:
         chosen += section.tables if section.title in (_ARMS, _CLAIMS, _OF_PAPER) else []
@@ -218,7 +218,7 @@ def write_tables(folder: str | Path, report: Report) -> list[Path]:
 
 
 def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
-    """Tell of each run folder among the paths how far it is and how it was started; open while one goes."""
+    """Make a section per run folder: how far the run is and how it was started. A single section is open."""
     runs = [read_run(run) for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
     sections = []
     for run in runs:
@@ -230,7 +230,7 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
 
 
 def run_facts(run: Run) -> list[tuple[str, str]]:
-    """Return pairs of name and text: state and step first; what is not known is left out."""
+    """Return facts about a run as (name, text), state and step first; unknown facts are left out."""
     last, state = run.rows[-1], run.state(time.time())
     how = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
@@ -265,7 +265,7 @@ def _title(results: Results, paths: Sequence[str | Path]) -> str:
 
 
 def _not_twice(table: Table, first: Table | None) -> Table:
-    """Leave out the claims that the first table has with the paper's gains."""
+    """Leave out the claims that the first table already shows beside the paper's gains."""
     if first is None or "claim" not in table.frame or "paper" not in first.frame:
         return table
     known = table.frame["claim"].eq(first.title.partition(" by ")[0])

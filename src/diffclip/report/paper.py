@@ -1,4 +1,4 @@
-"""The paper's printed numbers, its tables with the results at hand, and its claims."""
+"""The paper's printed numbers, its tables with our results, and its claims."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from diffclip.report.frame import Results, values_of
 from diffclip.report.names import DATASETS, in_order, interval, percent, variant_of
 from diffclip.report.tables import Table
 
-# by panel of the figures: the task of its records, their metric (None: the set's own), and its printed table
+# by panel of the figures: task and metric of its records (None: `headline_metric`), and its printed table
 _PRINTED: dict[str, tuple[str, str | None, str]] = {
     "linear probing": ("linear-probe", None, "linear-probe"),
     "few-shot": ("few-shot", "acc1", "few-shot"),
@@ -55,8 +55,8 @@ _SPREAD = {
 def paper_numbers() -> dict[str, Any]:
     """Read the paper's numbers, with the place of each (`paper_numbers.json`).
 
-    `tables` has the rows of each table by its name: `values`, `sds` and `gains` by set, and the "average" of a row
-    (where none is printed, the value of its only set).
+    `tables` has the rows of each table by its name. The `values`, `sds` and `gains` of a row are by set, with an
+    "average" (the value of the only set if no average is printed).
     """
     text = files("diffclip.report").joinpath("paper_numbers.json").read_text("utf-8")
     found: dict[str, Any] = json.loads(text)
@@ -72,7 +72,7 @@ def paper_numbers() -> dict[str, Any]:
 
 @cache
 def paper_gains() -> dict[tuple[str, str, str], dict[str, float]]:
-    """Collect the paper's gains in points: (task, model, baseline) → pretraining → gain."""
+    """Collect the paper's gains in points: (`panel` of `compare`, model, baseline) → pretraining → gain."""
     gains: dict[tuple[str, str, str], dict[str, float]] = {}
     for panel, (_, _, name) in _PRINTED.items():
         for row in paper_numbers()["tables"][name]:
@@ -88,12 +88,12 @@ def paper_gains() -> dict[tuple[str, str, str], dict[str, float]]:
 
 
 def marks() -> dict[tuple[str, str, str], float]:
-    """Return the gains for a forest plot as fractions: those for CC12M, by (task or set, model, baseline)."""
+    """Return the gains on CC12M as fractions for a forest plot, by the keys of `paper_gains`."""
     return {key: gain["CC12M"] / 100 for key, gain in paper_gains().items() if "CC12M" in gain}
 
 
 def gains_in_words() -> dict[tuple[str, str, str], str]:
-    """Return the gains as "CC3M +1.0, CC12M +0.3", by (task, model, baseline)."""
+    """Return the gains as "CC3M +1.0, CC12M +0.3", by the keys of `paper_gains`."""
     return {
         key: ", ".join(f"{of} {percent(gain / 100, sign=True)}" for of, gain in gains.items())
         for key, gains in paper_gains().items()
@@ -101,15 +101,15 @@ def gains_in_words() -> dict[tuple[str, str, str], str]:
 
 
 def claims_table(results: Results) -> Table | None:
-    """Judge the paper's claims about its models: the gains of Sections 4.2 to 4.6, the parameters and the time.
+    """Test the paper's claims about its models: the gains of Sections 4.2 to 4.6, the parameters and the time.
 
-    The scores are corrected together (Holm). None where nothing was measured.
+    The p-values of the gains are corrected together (Holm). None if nothing was measured.
     """
     sizes: dict[str, dict[str, str]] = {}
     for model in results.models:
         variant = variant_of(model)
         sizes.setdefault(model.replace(variant, "", 1), {})[variant] = model
-    # the size of which most models are there
+    # the size that most models have
     models = max(sizes.values(), key=len, default={})
     claims = {}
     for panel, model, baseline in paper_gains():
@@ -122,7 +122,7 @@ def claims_table(results: Results) -> Table | None:
     measures = dict.fromkeys(measure for measure, _, _ in claims)
     contrasts = dict.fromkeys((model, baseline) for _, model, baseline in claims)
     judged = compare(results, list(measures), list(contrasts))
-    if len(judged):  # all are better if larger
+    if len(judged):  # larger is better in all of them
         own = judged.set_index(["measure", "model", "against"], drop=False)
         judged = with_verdicts(own.loc[[key for key in claims if key in own.index]].reset_index(drop=True))
     rows, classes = [], []
@@ -149,7 +149,7 @@ def claims_table(results: Results) -> Table | None:
 
 
 def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the parameters and the time per step that DiffCLIP needs more than CLIP."""
+    """Yield how many more parameters and how much more time per step DiffCLIP needs than CLIP."""
     frame = results.records
     costs = frame[(frame["task"] == "cost") & (frame["metric"] == "parameters")]
     own = costs.groupby("model")["value"].first()
@@ -163,7 +163,7 @@ def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, s
 
 
 def paper_tables(results: Results, printed: bool = False) -> list[Table]:
-    """Make the paper's tables that there are results for; with `printed`, its own rows are added, marked (paper)."""
+    """Make the paper's tables for which there are results; `printed` adds the paper's own rows, marked (paper)."""
     made = [_by_set(results, name, printed) for name in _BY_SET]
     made += [_pope(results, printed), *(_spread(results, name, printed) for name in _SPREAD)]
     return [table for table in made if table is not None]
@@ -196,7 +196,7 @@ def _by_set(results: Results, name: str, printed: bool) -> Table | None:
 
 
 def _pope(results: Results, printed: bool) -> Table | None:
-    """Make Table 3: POPE by file."""
+    """Make Table 3: POPE by model and question file."""
     own = results.records[results.records["task"] == "pope"]
     if own.empty:
         return None
@@ -229,7 +229,7 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     )
     if not (spread["draws"] > 1).any():
         return None
-    spread = spread[spread["count"].gt(1) | spread["draws"].eq(0)].fillna({"std": 0.0})  # nothing is drawn
+    spread = spread[spread["count"].gt(1) | spread["draws"].eq(0)].fillna({"std": 0.0})  # no draws
     means = (100 * spread).groupby(["dataset", "model"], sort=False)[["mean", "std"]].mean()
     cells = {key: f"{row['mean']:.1f} ± {row['std']:.1f}" for key, row in means.iterrows()}
     sets = _sorted_sets(dataset for dataset, _ in cells)
@@ -252,7 +252,7 @@ def _sorted_sets(sets: Iterable[str]) -> list[str]:
 
 
 def _measure(results: Results, task: str, dataset: str | None, metric: str) -> int | None:
-    """Find a measure; where there are several of that name, the one that most models have."""
+    """Find a measure; if several have this name, the one that most models have."""
     frame = results.records
     own = frame[(frame["task"] == task) & (frame["metric"] == metric) & frame["corruption"].isna()]
     if dataset is not None:

@@ -30,7 +30,7 @@ COLORS = {
 OTHERS = ("#6e7781", "#9a7350", "#4f8585", "#8d6b9c", "#728045", "#a9607c", "#5672a0", "#8a7400", "#56b4e9")
 INK, MUTED, GRID = "#24292f", "#6a737d", "#e3e6ea"
 WIDTH = 5.4
-"""Inches of a figure: a page 1280 px wide holds two side by side, and a phone shows one with readable text."""
+"""Width of a figure in inches: a page of 1280 px shows two side by side, a phone shows one with readable text."""
 
 _RC: Any = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "white"),
@@ -57,14 +57,14 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make a figure outside pyplot, so that nothing is kept and no window system is asked for."""
+    """Make a figure without pyplot, which would keep the figure in memory and ask for a window system."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def colors_of(models: Sequence[str]) -> dict[str, str]:
-    """Choose a color for each model: the variant's own for the first of a variant, another one for the next."""
+    """Choose a color for each model: the variant's own for its first model, other colors for further models."""
     chosen: dict[str, str] = {}
     others = iter(OTHERS * (1 + len(models) // len(OTHERS)))
     for model in models:
@@ -74,7 +74,7 @@ def colors_of(models: Sequence[str]) -> dict[str, str]:
 
 
 def png_of(figure: Figure, dpi: int = 144) -> bytes:
-    """Write a figure as a small PNG."""
+    """Return a figure as a small PNG."""
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})

@@ -1,4 +1,4 @@
-"""Tables of strings, and how they become HTML (by the page's template), Markdown and LaTeX."""
+"""Tables of strings, written as Markdown and LaTeX here, and as HTML by the page's template."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Table:
     classes: list[str] = field(default_factory=list)
 
     def to_markdown(self) -> str:
-        """Return the table in pipes, numbers to the right, without title and note."""
+        """Return a Markdown table without title and note; all columns but the first are right-aligned."""
         rule = ["---", *["---:"] * (self.frame.shape[1] - 1)]
         rows = [list(self.frame), rule, *self.frame.to_numpy().tolist()]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def to_latex(self) -> str:
-        r"""Return a `table` of booktabs (the preamble needs `\usepackage{booktabs}`)."""
+        r"""Return a LaTeX `table` in booktabs style (the preamble needs `\usepackage{booktabs}`)."""
         styled = (
             self.frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
         )
@@ -71,11 +71,11 @@ def comparison_table(
 ) -> Table:
     """Make the first table: value, difference, interval, p, detectable difference and verdict, one row per comparison.
 
-    With one run per model there are values and their intervals over items alone.
+    With one run per model the table has only values with their intervals over items.
 
     Args:
         by: "label" for one row per measure, "model" for one row per arm (with both tests beside the pooled one).
-        paper: the paper's gains in words, by (task or set, model, baseline).
+        paper: the paper's gains in words, by (`panel` of `compare`, model, baseline).
     """
     if is_one_run_each(comparisons):
         return values_table(results, list(comparisons["measure"].unique()), title, f"{ONE_RUN} {BRACKETS}")
@@ -129,7 +129,7 @@ def values_table(
     name: str = "values",
     intervals: bool = True,
 ) -> Table:
-    """Make a table of values, with their item intervals or without, one row per measure and one column per model."""
+    """Make a table of values, with or without intervals over items: one row per measure, one column per model."""
     fields, values = measures_of(results.records), values_of(results.records)
     own = values[values["measure"].isin(measures)]
     means = own.groupby(["measure", "model"])[["value", "low", "high"]].mean()

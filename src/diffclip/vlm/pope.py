@@ -1,13 +1,12 @@
 """POPE: yes/no questions about the objects in an image (Li et al. 2023, arXiv:2305.10355), and their scores.
 
-The published folder (github.com/RUCAIBox/POPE, `output/coco`) has three files of questions, which differ in the absent
-objects that they ask for. Answers are read as the published `evaluate.py` reads them: no if the first sentence has the
-word No, not or no, else yes. So an empty answer is a yes.
+The published folder (github.com/RUCAIBox/POPE, `output/coco`) has three question files. They differ in how the absent
+objects of their questions are chosen. Answers are read as in the published `evaluate.py`: an answer is no if its first
+sentence has the word No, not or no, else yes. So an empty answer is a yes.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from diffclip.data.index import digest_of, stamp
 from diffclip.errors import InputError, explained
 from diffclip.evaluation.records import parse_lines
 from diffclip.evaluation.scores import Score
@@ -26,7 +26,7 @@ from diffclip.scenes.write import QUESTION_IMAGES
 from diffclip.vlm.chat import MAX_NEW_TOKENS
 
 SPLITS = ("random", "popular", "adversarial")
-OVERALL = "overall"  # the mean over the three splits, as a split of its own
+OVERALL = "overall"  # the mean over the three splits; records name it as a split
 METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio")  # yes is the positive class
 Answer = Literal["yes", "no"]
 
@@ -52,14 +52,18 @@ class QuestionSet:
 
     @property
     def task(self) -> str:
-        """The task of records."""
+        """The `task` in records."""
         return "pope" if self.images is not None else "pope-blind"
 
     @property
     def digest(self) -> str:
-        """Identify questions and images, for `ResultsFile.find`."""
-        lines = [one.model_dump_json() for questions in self.splits.values() for one in questions]
-        return hashlib.sha256("\n".join([str(self.images), *lines]).encode()).hexdigest()
+        """A digest of the questions and of the images' names, sizes and times, for `ResultsFile.find`."""
+        asked = [one for questions in self.splits.values() for one in questions]
+        places = (
+            [Path(self.images, name) for name in sorted({one.image for one in asked})] if self.images else []
+        )
+        images = [[place.name, stamp(place)] for place in places]
+        return digest_of([[one.model_dump_json() for one in asked], images])
 
 
 def open_questions(
@@ -69,8 +73,8 @@ def open_questions(
 
     Args:
         images: folder of the images; None: `images` in `folder`, as in the built-in set.
-        name: the set's name in records; None: the folder's.
-        blind: ask without images, which then need not be there.
+        name: the set's name in records; None: the name of `folder`.
+        blind: ask without images; the image files may then be missing.
 
     Raises:
         InputError: a file is missing, a line is not a question, or images are missing.
@@ -109,10 +113,10 @@ def read_answer(text: str) -> Answer:
 def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) -> dict[str, list[Score]]:
     """Score the answers to all questions; return `METRICS` by split, and for `OVERALL` their means over the splits.
 
-    Each metric is a ratio of sums over questions, Σ v / Σ w. Where no question counts it is 0, with the interval from 0
-    to 1: precision without an answer yes, recall without a label yes, F1 without either. TinyLLaVA does so; the
+    Each metric is a ratio of sums over questions, Σ v / Σ w. If Σ w is 0, the metric is 0 and its interval is 0 to 1:
+    precision without an answer yes, recall without a label yes, F1 without either. TinyLLaVA does the same; the
     published code divides by zero. Intervals are bootstraps over images, each with all its questions. `chance` is the
-    value that the more frequent answer of a split reaches, given to every question.
+    value of a model that gives the more frequent answer of the split to every question.
     """
     asked = [one for split in SPLITS for one in questions.splits[split]]
     places = np.repeat(range(len(SPLITS)), [len(questions.splits[split]) for split in SPLITS])
@@ -121,11 +125,11 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     said = np.array([read_answer(text) == "yes" for split in SPLITS for text in answers[split]], float)
     frequent = np.array([label[places == place].mean() >= 0.5 for place in range(len(SPLITS))], float)
     right = (label == said).astype(float)
-    # weighted so that their mean is that of the splits
+    # weighted so that the mean over all questions is the mean over the splits
     weighted = right * (len(asked) / len(SPLITS) / np.bincount(places))[places]
 
     def sums(said: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sum v and w over the questions of an image: [images, splits, metrics, 2]."""
+        """Sum v and w over the questions of each image: [images, splits, metrics, 2]."""
         one, both = np.ones(len(label)), label * said
         values = [label == said, both, both, 2 * both, said]
         weights = [one, said, label, label + said, one]

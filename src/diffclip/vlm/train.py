@@ -1,7 +1,6 @@
-"""Train one stage with transformers' Trainer: many GPUs by torchrun or `accelerate launch`, resuming.
+"""Train one stage with transformers' Trainer, also on several GPUs (torchrun, `accelerate launch`), and resume runs.
 
-The folder of a run has recipe.yaml, conversations.sha256, metrics.jsonl, checkpoint-N (the Trainer's) and, at the end,
-model.
+A run folder has recipe.yaml, conversations.sha256, metrics.jsonl, the Trainer's checkpoint-N and, at the end, model.
 
 The vision tower is frozen in both stages. Stage 1 trains the connector, stage 2 connector and language model
 (arXiv:2310.03744; the paper's Section 5.1).
@@ -39,7 +38,7 @@ from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, l
 from diffclip.vlm.llava import connect, connector_of, freeze
 from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
 
-# keys that change the numbers of a run by no more than rounding, so a resumed run may have other values
+# a resumed run may have other values of these keys, because they change its numbers by rounding at most
 _FREE_KEYS = {"gradient_checkpointing", "workers"}
 _FREE_STAGE_KEYS = {"json", "images", "per_device_batch_size", "save_every", "start"}
 _SAMPLES_FILE = "conversations.sha256"
@@ -51,8 +50,8 @@ def train_stage(
 ) -> int:
     """Train `stage` of `recipe` in the folder `run`, save the model to RUN/model, and return the number of steps.
 
-    Under torchrun or `accelerate launch` every process calls this. A resumed run goes on from its last whole
-    checkpoint, or from its start without one. A finished run takes 0 steps.
+    Under torchrun or `accelerate launch` every process calls this. A resumed run continues from its last complete
+    checkpoint, or starts again if it has none. For a finished run the number of steps is 0.
 
     Args:
         say: called in the first process with a line for the user.
@@ -79,7 +78,7 @@ def train_stage(
             conversations = open_conversations(part.json_file, part.images)
             model, processor = starting_model(recipe, part, stage)
         except DiffCLIPError as error:
-            error.shared = True  # every process has met it
+            error.shared = True  # every process raises it
             raise
         if is_first:
             held.enter_context(claim_run(recipe, run, conversations.digest))
@@ -87,7 +86,8 @@ def train_stage(
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
             # later releases of transformers have the first name, earlier ones the second
-            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)()
         template = TEMPLATES[stage]
         lengths = conversations.token_counts(template, image_tokens(processor), recipe.max_length)
         trainer = StageTrainer(
@@ -102,7 +102,7 @@ def train_stage(
             num_train_epochs=part.epochs,
             learning_rate=part.lr,
             lr_scheduler_type="cosine",
-            warmup_steps=part.warmup_ratio,  # below 1 a share of all steps
+            warmup_steps=part.warmup_ratio,  # a value below 1 is a share of all steps
             weight_decay=part.weight_decay,
             bf16=bf16,
             dataloader_num_workers=recipe.workers,
@@ -122,9 +122,9 @@ def is_finished(run: Path) -> bool:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """List the whole checkpoints by their steps: those in which trainer_state.json, written last, can be read.
+    """List the complete checkpoints, sorted by step: trainer_state.json, which is written last, can be read.
 
-    A folder that a user keeps beside them, such as checkpoint-500-keep, is not listed.
+    A folder that a user adds, such as checkpoint-500-keep, is not listed.
     """
     steps = {}
     for file in run.glob("checkpoint-*/trainer_state.json"):
@@ -135,7 +135,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
-    """Check, without writing anything, that a run of `recipe`, which has one stage, may start or go on in `run`."""
+    """Check, without writing anything, that a run of `recipe` (with one stage) may start or continue in `run`."""
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
     if not resume or RECIPE_FILE not in found:
@@ -143,7 +143,7 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
             raise InputError(
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
-        # a run that ended before its first checkpoint leaves these files
+        # a run that stopped before its first checkpoint leaves these files
         others = {name for name in found if not name.startswith("checkpoint-")}
         if others - {RECIPE_FILE, METRICS_FILE, _SAMPLES_FILE} or (found and RECIPE_FILE not in found):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
@@ -161,16 +161,16 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
 
 
 def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
-    """Make the folder that `check_run` has checked, and keep other processes out until the returned handle is closed.
+    """Make the folder that `check_run` has checked, and lock it until the returned handle is closed.
 
     Args:
-        samples: digest of the conversations, whose file may have moved.
+        samples: digest of the conversations; their file may have moved.
     """
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
     file, whole = run / _SAMPLES_FILE, checkpoints(run)
-    # cut off while it was written, perhaps at a step that does not come again
+    # remove checkpoints that were not written to the end: training may not save at that step again
     for folder in run.glob("checkpoint-*"):
         if folder.name.partition("-")[2].isdecimal() and folder not in whole:
             shutil.rmtree(folder)
@@ -193,9 +193,9 @@ def _deciding(recipe: VLMRecipe) -> dict[str, Any]:
 
 
 class StageTrainer(Trainer):
-    """Trainer in the folder `run`, with a given order of samples, and errors in one line.
+    """Train in the folder `run` with a given order of samples, and report errors in one line.
 
-    `dataset` has items for `collate`, which pads with the token `padding`. `settings` are for `TrainingArguments`.
+    `dataset` has items for `collate`, which pads with the token `padding`. `settings` go to `TrainingArguments`.
     """
 
     model: Any
@@ -238,7 +238,7 @@ class StageTrainer(Trainer):
         )
         self._run, self._order = run, order
         self.remove_callback(PrinterCallback)
-        # the Trainer has set it, and Llava would hand it on to the vision tower
+        # the Trainer has set this key, and Llava would pass it to the vision tower
         vars(self.model.config).pop("use_cache", None)
 
     def fit(self, resume: bool) -> None:
@@ -248,7 +248,7 @@ class StageTrainer(Trainer):
             try:
                 self.train(resume_from_checkpoint=str(found[-1]) if found else None)
             except InputError as error:
-                # a DataLoader raises an error of its worker again with the worker's traceback before the message
+                # the DataLoader puts a worker's traceback before the message when it raises the worker's error again
                 raise InputError(str(error).rstrip().rpartition("InputError: ")[2]) from error
             except torch.OutOfMemoryError as error:
                 raise DiffCLIPError(
@@ -266,22 +266,22 @@ class StageTrainer(Trainer):
         return self._order
 
     def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:
-        """Load as the model's class does: Llava saves its weights under older names, which the Trainer would ignore."""
+        """Load by the model's class, because Llava saves weights under older names, which the Trainer would ignore."""
         saved = type(self.model).from_pretrained(checkpoint, use_safetensors=True, dtype=torch.float32)
         self.model.load_state_dict(saved.state_dict())
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(self.model.model, "vision_tower"):
-            self.model.model.vision_tower.eval()  # frozen, but the Trainer has set the whole model to training
+            self.model.model.vision_tower.eval()  # frozen, but the Trainer has set the whole model to training mode
         return super().compute_loss(model, inputs | {"use_cache": False}, *args, **kwargs)
 
 
 class Reporter(TrainerCallback):
-    """Write RUN/metrics.jsonl, show progress and keep two checkpoints, in the first process alone; end a run whose loss
-    is not finite; save and stop after the step in which a signal came to any of the processes.
+    """Write metrics, show progress, keep two checkpoints, and stop a run on a signal or a loss that is not finite.
 
-    A line has step, epoch, samples, loss, lr, grad_norm, samples_per_second, time and seconds_left. A resumed run
-    first removes the lines of steps after its checkpoint.
+    The first process alone writes RUN/metrics.jsonl, shows progress and removes checkpoints. A line has step, epoch,
+    samples, loss, lr, grad_norm, samples_per_second, time and seconds_left. A resumed run first removes the lines of
+    steps after its checkpoint. A signal to any of the processes makes all save and stop after the current step.
     """
 
     def __init__(self, run: Path, order: GroupedOrder | SequentialSampler, stop: StopRequest) -> None:
@@ -297,9 +297,9 @@ class Reporter(TrainerCallback):
             forget_after(self._run / METRICS_FILE, state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell the order its epoch: the DataLoader of a resumed run of several processes does not reach it."""
+        """Set the epoch of the order here: in a resumed run of several processes the DataLoader does not set it."""
         if isinstance(self._order, GroupedOrder):
-            # epochs that are done count as whole numbers exactly: the Trainer adds n / n
+            # after a whole epoch state.epoch is exactly a whole number, because the Trainer adds n / n
             self._order.set_epoch(int(state.epoch))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -311,7 +311,7 @@ class Reporter(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            # beside the newest one more, in case the newest is cut off
+            # keep one more than the newest, in case the newest is not written to the end
             for folder in checkpoints(self._run)[:-2]:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -324,7 +324,7 @@ class Reporter(TrainerCallback):
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs.get(name, 0.0)):
                 error = DiffCLIPError(f"step {step}: {name} is {logs[name]}: start again with a lower lr")
-                error.shared = True  # all processes have the same number
+                error.shared = True  # all processes have the same value
                 raise error
         if not state.is_world_process_zero:
             return
@@ -377,10 +377,10 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
 
 
 def _reach_all_weights(model: Any) -> None:
-    """Let a batch without images see an empty image, whose features count for nothing.
+    """Give a batch without images an empty image whose features have no effect.
 
-    Otherwise the connector would have no gradient in that batch, for which DistributedDataParallel waits; in stage 1
-    there would be no gradient at all. LLaVA does so.
+    Otherwise the connector would have no gradient from that batch, and DistributedDataParallel would wait for it. In
+    stage 1 there would be no gradient at all. LLaVA does the same.
     """
     size, channels = model.config.vision_config.image_size, model.config.vision_config.num_channels
 

@@ -1,6 +1,6 @@
 """The models in transformers: the whole CLIP, and its towers alone or with their projections.
 
-`hidden_states[0]` is the input of the first block, `hidden_states[i]` the output of block i, not normed.
+`hidden_states[0]` is the input of the first block, `hidden_states[i]` the output of block i, without the final norm.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from diffclip.integrations.transformers.configuration import (
 from diffclip.towers.text import TEXT_NORM_EPS, ResidualAttentionBlock, TextTransformer
 from diffclip.towers.vision import build_vision
 
-# True, or which of them, as newer releases' LLaVA asks for
+# all (True), or the numbers of some, as LLaVA in newer releases of transformers asks for them
 HiddenStates = bool | int | Sequence[int] | None
 
-# transformers' name of a projection, whose weight is transposed, and the core's
+# transformers' name of each projection → the core's name; the core stores the weight transposed
 PROJECTIONS = {"visual_projection.weight": "image_projection", "text_projection.weight": "text_projection"}
 
 
@@ -60,7 +60,7 @@ class TextBlock(GradientCheckpointingLayer, ResidualAttentionBlock):  # type: ig
 
 
 def adopt_blocks(blocks: Iterable[nn.Module], kind: type[nn.Module], config: CLIPConfig) -> None:
-    """Make each of `blocks` a `kind`, and give its differential layer its λ_init, as the core's model does."""
+    """Change the class of each block to `kind`, and set λ_init of its differential layer as the core's model does."""
     for index, block in enumerate(blocks):
         block.__class__ = kind
         if isinstance(block.attn, DifferentialAttention):
@@ -68,25 +68,25 @@ def adopt_blocks(blocks: Iterable[nn.Module], kind: type[nn.Module], config: CLI
 
 
 class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Starting values, types and attention backends as in the core.
+    """Base class: initialization, dtypes and attention backends are as in the core.
 
-    `attn_implementation="eager"` computes attention by its formula, anything else by the fastest way that the device
-    has. λ's vectors stay float32 in every type.
+    `attn_implementation="eager"` computes attention by its formula. Any other value uses the fastest way on the device.
+    λ's vectors stay float32 in every dtype.
     """
 
     supports_gradient_checkpointing = True
-    # the Trainer would take **kwargs for a loss that is a sum, and not divide what it accumulates
+    # because of **kwargs, the Trainer would expect a loss that is a sum, and not divide accumulated losses
     accepts_loss_kwargs = False
     _supports_sdpa = True
     _supports_attention_backend = True
-    # a tower's parameters are used by its own forward, so it stays on one device
+    # a tower's forward uses parameters of its own, so the tower stays on one device
     _no_split_modules = ["DiffCLIPVisionModel", "DiffCLIPTextModel"]  # noqa: RUF012
     _keep_in_fp32_modules_strict = [*LAMBDA_VECTORS]  # noqa: RUF012
     _input_embed_layer = "token_embedding"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # transformers comes by for each module; what was loaded, or has no values yet, is not drawn
+        # transformers calls this for each module; skip parameters that were loaded or have no values yet
         wanted = {
             id(parameter)
             for parameter in module.parameters(recurse=False)
@@ -145,9 +145,9 @@ def _kept(wanted: HiddenStates, states: int) -> set[int]:
 
 @contextmanager
 def _maps_of(block: Any) -> Iterator[list[Tensor]]:
-    """Let the layer of `block` attend through its maps, and keep the maps that multiply the values.
+    """Let the layer of `block` compute attention from explicit maps, and yield the maps that multiply the values.
 
-    The block is not checkpointed meanwhile: it would be computed again after the layer is itself again.
+    Gradient checkpointing is off meanwhile: it would recompute the block after the layer has been restored.
     """
     kept: list[Tensor] = []
     layer, checkpointed = block.attn, block.gradient_checkpointing
@@ -199,12 +199,12 @@ class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
         interpolate_pos_encoding: bool = False,
         **others: Any,
     ) -> BaseModelOutputWithPooling:
-        """Encode normalized images [B, 3, S, S] to the last block's output; `pooler_output` is its normed class token.
+        """Return the last block's output for normalized images [B, 3, S, S]; `pooler_output` is its normed class token.
 
-        `output_hidden_states` may be numbers of states: the others are then None. Attentions are what multiplies the
-        values, A or A1 − λ·A2, [B, heads, N, N]; layers are patched while they are made, so not in several threads.
+        `output_hidden_states` may be numbers of states; the other states are then None. Attentions [B, heads, N, N]
+        multiply the values: A, or A1 − λ·A2. Making them patches the layers for a moment, so use one thread for them.
         `interpolate_pos_encoding` takes images [B, 3, H, W] of whole patches and resamples the position embeddings.
-        `others` have no effect: transformers' Llava passes on here what its language model is asked.
+        `others` have no effect: transformers' Llava passes the arguments of its language model to this method too.
 
         Raises:
             InputError: no images, or images of another size.
@@ -222,7 +222,7 @@ class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
         x = tower._pos_embed(tower.patch_embed(pixel_values.to(tower.patch_embed.proj.weight.dtype)))
         x = tower.norm_pre(tower.patch_drop(x))
         passed = self.pass_through(x, tower.blocks, output_hidden_states, output_attentions)
-        # the norm is each token's own
+        # only the class token: the norm treats each token alone
         pooled = tower.forward_head(tower.norm(passed["last_hidden_state"][:, :1]))
         return BaseModelOutputWithPooling(pooler_output=pooled, **passed)
 
@@ -238,7 +238,7 @@ class DiffCLIPVisionModelWithProjection(_Vision):  # type: ignore[no-untyped-cal
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, pixel_values: Tensor | None = None, **options: Any) -> CLIPVisionModelOutput:
-        """As `DiffCLIPVisionModel`; `image_embeds` [B, projection_dim] are not of unit length."""
+        """Encode images as `DiffCLIPVisionModel` does; `image_embeds` [B, projection_dim] are not of unit length."""
         passed = dict(self.vision_model(pixel_values, return_dict=True, **options))
         embeds = self.visual_projection(passed.pop("pooler_output"))
         return CLIPVisionModelOutput(image_embeds=embeds, **passed)
@@ -275,13 +275,13 @@ class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
         output_attentions: bool | None = None,
         **others: Any,
     ) -> BaseModelOutputWithPooling:
-        """Encode token ids [B, L] to the last block's normed output; `pooler_output` is its row at the end of text.
+        """Return the last block's normed output for token ids [B, L]; `pooler_output` is its row at the end of text.
 
-        The tower is causal, so tokens after the end have no effect, and neither has a mask that hides only these.
-        `position_ids` [B, L] or [1, L] are 0, 1, 2… where they are left out. `others` have no effect.
+        The tower is causal, so tokens after the end have no effect, and a mask that hides only such tokens has none.
+        `position_ids` [B, L] or [1, L] are 0, 1, 2… by default. `others` have no effect.
 
         Raises:
-            InputError: no ids, more of them than the context, or a mask that hides some before the end of text.
+            InputError: no ids, more ids than the context length, or a mask that hides a token up to the end of text.
         """
         if input_ids is None:
             raise InputError("input_ids are missing: this model takes texts")
@@ -291,7 +291,7 @@ class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
                 f"input_ids are {list(input_ids.shape)}, not [B, L ≤ {longest}]: give truncation=True"
             )
         end = self.config.eos_token_id
-        # ids of someone's own, which have no end of text, are read at the largest, as the core does
+        # custom ids without an end of text: take features at the largest id, as the core does
         ends = input_ids.argmax(dim=-1) if end is None else (input_ids == end).int().argmax(dim=-1)
         if attention_mask is not None and not torch.compiler.is_compiling():
             positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
@@ -318,7 +318,7 @@ class DiffCLIPTextModelWithProjection(_Text):  # type: ignore[no-untyped-call]
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **options: Any
     ) -> CLIPTextModelOutput:
-        """As `DiffCLIPTextModel`; `text_embeds` [B, projection_dim] are not of unit length."""
+        """Encode texts as `DiffCLIPTextModel` does; `text_embeds` [B, projection_dim] are not of unit length."""
         passed = dict(self.text_model(input_ids, attention_mask, return_dict=True, **options))
         embeds = self.text_projection(passed.pop("pooler_output"))
         return CLIPTextModelOutput(text_embeds=embeds, **passed)
@@ -378,12 +378,12 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
     ) -> CLIPOutput:
         """Return unit-length `image_embeds` and `text_embeds` [B, projection_dim], and the logits if both are given.
 
-        `return_loss` adds the contrastive loss of pairs, the sigmoid loss for a model whose logits have a bias. It is
-        that of this process's batch alone. `output_hidden_states` and `output_attentions` go to both towers; other
+        `return_loss` adds the contrastive loss of pairs, or the sigmoid loss if the logits have a bias. The loss is
+        over this process's batch alone. `output_hidden_states` and `output_attentions` go to both towers; other
         options have no effect.
 
         Raises:
-            InputError: neither images nor texts, or a loss of one without the other.
+            InputError: neither images nor texts, or `return_loss` without both.
         """
         if input_ids is None and pixel_values is None:
             raise InputError("give pixel_values, input_ids or both")
@@ -400,13 +400,13 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
                 input_ids, attention_mask, position_ids=position_ids, return_dict=True, **options
             )
             texts = F.normalize(text.pooler_output, dim=-1)
+        if return_loss and (images is None or texts is None or len(images) != len(texts)):
+            raise InputError("return_loss needs pixel_values and input_ids of the same length")
         if images is not None and texts is not None:
             logits = self.logit_scale.exp() * texts @ images.T
             if self.config.logit_bias:
                 logits = logits + self.logit_bias
             loss = self._loss(logits) if return_loss else None
-        elif return_loss:
-            raise InputError("return_loss needs pixel_values and input_ids of the same length")
         return CLIPOutput(
             loss=loss,
             logits_per_image=None if logits is None else logits.T,
