@@ -1,4 +1,4 @@
-"""What the programs share: options, a description of the machine, files, and work in several processes."""
+"""Parts that the programs share: options, a description of the machine, files, and work in several processes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from diffclip.files import write_text
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Make a parser whose help begins with a program's docstring as it stands."""
+    """Make a parser whose help begins with the program's docstring, unchanged."""
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
 def add_common_options(parser: argparse.ArgumentParser, seconds: float | None = None) -> None:
-    """--device, --threads, --output, and --seconds (to spend on measuring) where a default is given."""
+    """Add --device, --threads, --output, and, if `seconds` is given, --seconds (to spend on measuring)."""
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="of torch on a CPU")
     if seconds is not None:
@@ -37,7 +37,7 @@ def add_common_options(parser: argparse.ArgumentParser, seconds: float | None = 
 
 
 def about(program: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The command (without where it writes to) and the machine."""
+    """Describe the command (without --output) and the machine."""
     arguments = list(sys.argv[1:])
     if "--output" in arguments:
         place = arguments.index("--output")
@@ -58,20 +58,20 @@ def about(program: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def largest(values: Iterable[float]) -> float:
-    """The largest value; a NaN counts as larger than every number, and is returned where there is no value."""
+    """Return the largest value. NaN counts as larger than every number, and is the result if there is no value."""
     return max(values, key=lambda value: math.inf if value != value else value, default=math.nan)
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write `content`, whole or not at all."""
+    """Write `content` as JSON, whole or not at all."""
     write_text(file, json.dumps(content, indent=1) + "\n")
 
 
 def run_ahead(
     work: Callable[..., None], jobs: Iterable[tuple[Any, ...]], workers: int, seconds: float
 ) -> None:
-    """Compile kernels ahead, which Triton keeps on disk: call `work` with each job in `workers` processes, for so many
-    seconds at most. Failures come up later."""
+    """Compile kernels ahead of their use: call `work` with each job in `workers` processes, for at most `seconds`.
+    Triton keeps the kernels on disk. Failures are only counted here; they appear again at the first use."""
     jobs = list(jobs)
     if workers <= 1 or not jobs:
         return
@@ -84,9 +84,9 @@ def run_ahead(
 def ended(
     work: Callable[..., Any], jobs: list[tuple[Any, ...]], workers: int, seconds: float
 ) -> Iterator[Any | BaseException]:
-    """Call `work` with each job in processes of their own; yield what each returns or raises, as it ends.
+    """Call `work` with each job in a pool of processes; yield the result or the exception of each job as it ends.
 
-    Jobs that have not begun after `seconds` are left out.
+    Jobs that have not ended after `seconds` are left out, and no further job is started.
     """
     pool = ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context("spawn"))
     futures = [pool.submit(work, *job) for job in jobs]

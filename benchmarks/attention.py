@@ -1,13 +1,13 @@
-"""Time and memory of the attention operators by backend and shape, beside plain attention and the floor.
+"""Measure time and memory of the attention operators by backend and shape, beside plain attention and a floor.
 
     python -m benchmarks.attention [--device cpu|cuda] [--dtype TYPE] [--curve] [--busy] [--output FOLDER]
 
 Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
-about the same number of tokens in every batch. With --busy a process spins beside it all, and files are named _busy.
-How it is timed: src/diffclip/benchmarking.
+about the same number of tokens in every batch. With --busy another process keeps a core busy all the time, and _busy is
+added to the names of the files. How it is timed: src/diffclip/benchmarking.
 
-The floor is the work of a layer over the device's measured rates. (A1 − λ·A2)·V takes one product with values of twice
-the width, so plain attention with as many query heads has the same counts: bytes, operations and exponentials.
+The floor is the work of a layer divided by the device's peak rates. (A1 − λ·A2)·V takes one product with values of
+twice the width. So plain attention with as many query heads needs equal bytes, operations and exponentials.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ SHAPES = {
         "ViT-B/16 at 1024 px": Shape(4, 12, 4097),
     },
 }
-# ViT-B's heads and about as many tokens in every batch, so that what is left is the cost of length
+# ViT-B's heads, and about the same number of tokens in every batch, so that cost depends on length alone
 CURVE = {
     "cpu": [Shape(max(1, 2304 // n), 12, n) for n in (50, 64, 128, 197, 256, 512, 577, 1025, 2305)],
     "cuda": [Shape(32768 // n, 12, n) for n in (50, 64, 128, 197, 256, 512, 577, 1025, 2048, 4097)],
 }
 
-# of a multiprocessor: CUDA C++ Programming Guide, throughput of native instructions
+# per multiprocessor: CUDA C++ Programming Guide, throughput of native instructions
 _EXPONENTIALS_PER_CLOCK = 16
 
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 @contextmanager
 def spinning() -> Iterator[None]:
-    """Run a process that does nothing but use a core."""
+    """Run a process that only keeps a core busy."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -115,20 +115,20 @@ def run(options: argparse.Namespace) -> None:
             left = deadline - time.perf_counter()
             share = max(1.0, left / waiting)
             waiting -= 1
-            if left < 0 and part == "attention_curve":  # a point of the curve less, but never a shape
+            if left < 0 and part == "attention_curve":  # only points of the curve may be left out
                 result["not_reached"] = [*result.get("not_reached", []), key]
                 continue
             rows = measure(shape, device, dtype, options.rounds, share)
             add_floors(rows, shape, dtype.itemsize, ceilings)
             result["shapes"][key] = {"shape": asdict(shape), "rows": rows}
-            write_json(file, result)  # after every shape: a run that is stopped leaves what it has
+            write_json(file, result)  # after every shape, so that a stopped run keeps its results
             shown = result | {"shapes": {key: result["shapes"][key]}}
             print("\n".join(tables.attention(shown)), flush=True)
         print(f"written to {file}", flush=True)
 
 
 def compile_kernels(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
-    """Run every operator that has fused kernels once."""
+    """Run every operator that has fused kernels once, so that they are compiled."""
     inputs = make_inputs(shape, device, dtype, seed=0)
     for name, operator in operators(device).items():
         if "triton" in name and why_not(name, inputs) is None:
@@ -146,7 +146,7 @@ class Work(NamedTuple):
 
 
 def forward_work(shape: Shape, element: int) -> Work:
-    """Count Q, K and V read and O written once, with `element` bytes per number, and the products Q·Kᵀ and with V."""
+    """Count the forward work: Q, K, V read and O written once (`element` bytes per number), products Q·Kᵀ and A·V."""
     rows = (shape.tokens + 1) / 2 if shape.causal else shape.tokens
     scores = shape.batch * shape.heads * shape.tokens * rows
     matrix = shape.batch * shape.tokens * shape.width * element
@@ -156,7 +156,7 @@ def forward_work(shape: Shape, element: int) -> Work:
 
 
 def backward_work(shape: Shape, element: int) -> Work:
-    """Count Q, K, V, O and O's gradient read, three gradients written; two and a half times the forward products.
+    """Count the backward work: Q, K, V, O and O's gradient read, three gradients written, 2.5 × the forward products.
 
     The maps are not kept, so their exponentials are computed again.
     """
@@ -166,7 +166,7 @@ def backward_work(shape: Shape, element: int) -> Work:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Peak rates of a device per second, None where unknown, and the source of the numbers."""
+    """Peak rates of a device per second (None: unknown), and the sources of the numbers."""
 
     bandwidth: float | None
     operations: float | None
@@ -174,14 +174,14 @@ class Ceilings:
     sources: dict[str, str]
 
     def floor(self, work: Work) -> float | None:
-        """Return the milliseconds that `work` takes at least; None without any rate."""
+        """Return the milliseconds that `work` takes at least; None if no rate is known."""
         rates = (self.bandwidth, self.operations, self.exponentials)
         times = [1000 * amount / rate for amount, rate in zip(work, rates, strict=True) if rate]
         return max(times, default=None)
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Measure a large product and a large copy; on a CPU only the product, with the threads that torch uses now."""
+    """Measure a large matrix product and, on a GPU, a large copy. A CPU uses as many threads as torch has now."""
     on_gpu = device.type == "cuda"
     edge = 8192 if on_gpu else 2048
     a, b = (torch.randn(edge, edge, device=device).to(dtype) for _ in range(2))
@@ -204,13 +204,13 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the time of the fastest of some calls: a ceiling is what the device can do."""
+    """Return the time of the fastest of 20 samples, because a ceiling is the best that the device can do."""
     sampler = make_sampler([call], device, record=False)
     return min(sampler() for _ in range(20)) / 1000
 
 
 def add_floors(rows: dict[str, dict[str, Any]], shape: Shape, element: int, ceilings: Ceilings) -> None:
-    """Add `floor_ms` and `floor_share` to each time of the rows of `diffclip.benchmarking.measure`."""
+    """Add `floor_ms` and `floor_share` to each time of the rows of `diffclip.benchmarking.attention.measure`."""
     forward = ceilings.floor(forward_work(shape, element))
     backward = ceilings.floor(backward_work(shape, element))
     if forward is None or backward is None:

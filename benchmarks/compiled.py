@@ -1,10 +1,10 @@
-"""The compiler's figures of the fused kernels for a GPU that need not be there: registers, spills, shared memory.
+"""Compile the fused kernels for a GPU that need not be there, and report registers, spills and shared memory.
 
     python -m benchmarks.compiled [--output benchmarks/results]
 
-Every candidate of every kernel for the main shapes, compiled for sm_90 (H100, H200) as Triton's launcher would have it,
-into compiled_sm90.json, with Triton's version in it. `loop` is the number of instructions of the longest loop,
-`wgmma` that of matrix products, `waits` how many copies the loops leave under way when they wait.
+Every candidate of every kernel for the main shapes is compiled for sm_90 (H100, H200) as Triton's launcher does it. The
+results go to compiled_sm90.json, with Triton's version. `loop` is the number of instructions in the longest loop,
+`wgmma` the number of matrix products, `waits` the numbers of copies that loops leave in flight when they wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class _Recorder:
-    """Takes a kernel's place in `launch` and keeps what it is called with."""
+    """Replace a kernel in `launch`, and keep the arguments of its calls."""
 
     def __init__(self, kernel: Any, calls: dict[str, tuple[Any, dict[str, Any]]]) -> None:
         self.kernel, self.calls = kernel, calls
@@ -49,7 +49,7 @@ class _Recorder:
 
 
 def launches(problem: Problem, plan: Plan) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Kernel and arguments of the launches that `plan` makes, by the kernel's name in a plan; nothing is computed."""
+    """Return kernel and arguments of each launch of `plan`, by the kernel's name in a plan, without running it."""
     calls: dict[str, tuple[Any, dict[str, Any]]] = {}
     kernels = {name: getattr(launch, name) for name in _FUNCTIONS}
     dtype = torch.bfloat16 if problem.bytes == 2 else torch.float32
@@ -70,7 +70,7 @@ def launches(problem: Problem, plan: Plan) -> dict[str, tuple[Any, dict[str, Any
 
 
 def compile_for(capability: int, kernel: Any, given: dict[str, Any]) -> Any:
-    """The kernel compiled for sm_`capability` for arguments like `given`, as Triton's launcher would have it."""
+    """Compile `kernel` for sm_`capability` and arguments like `given`, as Triton's launcher does it."""
     options = {name: given.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     assert set(given) == set(kernel.arg_names), set(given) ^ set(kernel.arg_names)
     signature: dict[str, str] = {}
@@ -92,7 +92,7 @@ def compile_for(capability: int, kernel: Any, given: dict[str, Any]) -> Any:
 
 
 def report(compiled: Any) -> dict[str, Any]:
-    """Registers, spilled bytes, shared memory, and what the machine code looks like."""
+    """Return registers, stack (spilled) bytes, shared memory, and `wgmma`, `waits` and `loop` of the machine code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()

@@ -1,9 +1,10 @@
-"""The pages of experiments B and C, from their records: docs/results/study_b.md, needle.md and their figures.
+"""Write the pages of experiments B and C from their records: docs/results/study_b.md, needle.md and their figures.
 
     python -m benchmarks.experiments [--results benchmarks/results] [--docs docs] [--runs runs/study_a]
 
-Experiment A is a study like any other: `diffclip report benchmarks/results/study_a`. With the folder of its runs, how
-far its differences would move with other test images goes to study_a/over_images.json and study_a_images.md.
+Experiment A is a study like any other: `diffclip report benchmarks/results/study_a` makes its page. With --runs, the
+folder of A's runs, this program also estimates how far A's differences would move with other test images, and writes
+study_a/over_images.json and study_a_images.md.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DISTRACTORS = (0, 4, 16)
 PRIMARY = ("DiffCLIP", "CLIP")
 SAME_RATE = ("DiffCLIP-same-rate", "CLIP-same-rate")
 RATE = 2e-3
-# CLIP at the learning rate of DiffCLIP
+# CLIP-as-DiffCLIP is CLIP at the learning rate of DiffCLIP
 OVER_IMAGES = (PRIMARY, ("DiffCLIP", "CLIP-as-DiffCLIP"), ("CLIP-as-DiffCLIP", "CLIP"))
 RIVALS = ("CLIP-half-heads", "CLIP-gated", "CLIP-registers")
 ZERO_SHOT = ("colours", "counts", "shapes")
@@ -50,14 +51,14 @@ _WHY = {
 
 
 def needle_values(frame: pd.DataFrame) -> pd.DataFrame:
-    """The accuracies of experiment C: columns kind, tokens, strength, model, seed, value."""
+    """Return the accuracies of experiment C, with columns kind, tokens, strength, model, seed, value."""
     long = frame[[*_CELL, "model", "acc1"]].explode("acc1").rename(columns={"acc1": "value"})
     long["seed"] = long.groupby([*_CELL, "model"]).cumcount()
     return long.astype({"value": float})
 
 
 def compare_needle(values: pd.DataFrame) -> pd.DataFrame:
-    """The contrasts of each cell; all but the primary one are corrected together."""
+    """Compute the contrasts of each cell; all but the primary one are corrected together."""
     parts = {
         cell: _contrasts(own, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
         for cell, own in values.groupby(_CELL, sort=False)
@@ -111,10 +112,10 @@ def needle_page(file: Path, docs: Path) -> None:
 
 
 def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "captions") -> pd.DataFrame:
-    """A measure of experiment B on held-out scenes, of the models that have run with as many seeds as any: columns
-    distractors, model, seed, value, count (of items), and the model's parameters.
+    """Return a measure of experiment B on held-out scenes, for the models with the most seeds: columns distractors,
+    model, seed, value, count (of items), and the model's parameters.
 
-    Where the rate that a model's sweep chose is the one rate for all, its runs are also those of its arm of that rate.
+    If the sweep of a model chose `RATE`, its runs also count as runs of its `SAME_RATE` arm, which trains at that rate.
     """
     parts = []
     for count in DISTRACTORS:
@@ -138,8 +139,8 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
 
 
 def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The interaction (the change of each contrast from no to most distractors), and the contrasts by distractors;
-    each is to be corrected (`with_verdicts`)."""
+    """Return the interaction (the change of each contrast from no to most distractors), and the contrasts by number of
+    distractors. The caller has to correct each of the two (`with_verdicts`)."""
     pairs = [
         PRIMARY,
         ("DiffCLIP-same-time", "CLIP"),
@@ -158,8 +159,8 @@ def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 def _contrasts(
     values: pd.DataFrame, pairs: Sequence[tuple[str, str]], primary: tuple[str, str] | None = None
 ) -> pd.DataFrame:
-    """The pairs of models that were measured, each by a fit of its own: with so many seeds a pooled residual gains
-    nothing, and models vary by up to five times as much as others."""
+    """Compare each measured pair of models with a fit of its own: with so many seeds a pooled residual gains nothing,
+    and some models vary up to five times as much as others."""
     found = [
         compare_arms(values[values["model"].isin(pair)], [pair], primary)
         for pair in pairs
@@ -222,15 +223,15 @@ def clutter_page(folder: Path, docs: Path) -> None:
 
 
 def over_images(runs: Path) -> pd.DataFrame:
-    """Experiment A's differences over other test images as well as other seeds, from the outcomes in its runs.
+    """Estimate experiment A's differences over other test images as well as other seeds, from the outcomes in its runs.
 
-    Read are `*/*/results.jsonl`, and `*.jsonl` in `runs` itself: the same models measured on other images.
+    The files are `*/*/results.jsonl`, and `*.jsonl` in `runs` itself: the same models measured on other images.
 
     Returns:
-        A row per pair of models and (task, dataset, split), and one for all splits of a set together: numbers of seeds
-        and images; the difference, of retrieval in the mean of the six recalls, else in top-1; its standard errors over
-        seeds (the images as they are) and over images (the runs as they are); and its 95 % interval over both, by a
-        crossed model of seeds and images.
+        A row per pair of models and (task, dataset, split), and a row for all splits of a set together. A row has the
+        numbers of seeds and images; the difference (for retrieval of the mean of the six recalls, else of top-1); its
+        standard errors over seeds (with fixed images) and over images (with fixed runs); and its 95 % interval over
+        both, by a crossed model of seeds and images.
     """
     found: dict[tuple[str, str, str], dict[tuple[str, int], list[pd.Series]]] = {}
     for file in sorted([*runs.glob("*/*/results.jsonl"), *runs.glob("*.jsonl")]):
@@ -268,7 +269,7 @@ def _crossed(table: pd.DataFrame) -> dict[str, float]:
     gains = table.to_numpy()
     errors = [gains.mean(axis).std(ddof=1) / gains.shape[1 - axis] ** 0.5 for axis in (1, 0)]
     middle = gains.mean()
-    # what seeds and images do together is in both errors
+    # the interaction of seeds and images is in both errors: subtract it once
     rest = gains - gains.mean(1, keepdims=True) - gains.mean(0) + middle
     twice = (rest**2).sum() / np.prod([size * (size - 1) for size in gains.shape])
     reach = stats.norm.ppf(0.975) * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - twice)

@@ -1,9 +1,9 @@
-"""What a call of an operator costs the processor, without a kernel: torch's ways to define one, around the same body.
+"""Measure the processor time of calling an operator without a kernel, for two ways of torch to define an operator.
 
     python -m benchmarks.host [--rounds 9]
 
-The body only makes the outputs, so this is the work on the host that a way adds to a layer's launch on a GPU. The
-shapes are small, and the arguments those of `diffclip::fused_attention_packed`.
+Both ways have the same body, which only makes the outputs. So the time is the work on the host that a way adds to a
+layer's launch on a GPU. Shapes are small, and the arguments are those of `diffclip::fused_attention_packed`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _backward(
 
 
 def operator(kind: str) -> Callable[..., Outputs]:
-    """The two bodies as a `custom_op` or a `triton_op` with autograd."""
+    """Define the two bodies as a `custom_op` or a `triton_op` with autograd."""
     define: Any = getattr(torch.library, kind)
     forward = define(f"benchmark::{kind}", _forward, mutates_args=())
     backward = define(f"benchmark::{kind}_backward", _backward, mutates_args=())
@@ -64,7 +64,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ways = {kind: operator(kind) for kind in ("custom_op", "triton_op")}
     taken: dict[tuple[str, bool], list[float]] = {(kind, both): [] for kind in ways for both in (False, True)}
-    for _ in range(options.rounds + 1):  # the first is to warm up
+    for _ in range(options.rounds + 1):  # the first round is to warm up
         for (kind, both), times in taken.items():
             times.append(microseconds(ways[kind], both))
     for (kind, both), times in taken.items():

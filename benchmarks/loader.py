@@ -1,12 +1,12 @@
-"""Our loader and OpenCLIP's own on the same shards: samples per second and core; and ours on 1,000 shards.
+"""Compare our loader with OpenCLIP's on the same shards, in samples per second and core; time ours on 1,000 shards.
 
     python -m benchmarks.loader [--seconds 180] [--workers 0 1 2] [--output benchmarks/results]
 
-Each loader lives in a process of its own, with one thread to a process, and they take turns. The transforms are the
-same: a random crop of half to all of the area, resized to 224 by 224 with a bicubic filter and normalized, ours after
-a batch has come, OpenCLIP's in the transform. A core's samples are those of a second of processor time, of all
-processes together. With 1,000 shards of 100 samples: the seconds to open them, for the first time and again, and from
-there to the first batch in the middle of an epoch. Writes loader.json.
+Each loader runs in a process of its own, with one thread per process, and the loaders take turns. The transforms are
+the same: a random crop of half to all of the area, resized to 224 by 224 with a bicubic filter, and normalized (by us
+per batch, by OpenCLIP in the transform). Samples per core are per second of processor time, summed over all processes.
+With 1,000 shards of 100 samples, the program measures the seconds that our loader takes to open them, for the first
+time and again, and then to the first batch in the middle of an epoch. Writes loader.json.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ MODEL, IMAGE_SIZE, SCALE, SEED = "ViT-B-16", 224, (0.5, 1.0), 0
 PREPROCESS = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
 SAMPLES, SHARDS = 6144, 8
 MANY, EACH, LARGE, WINDOW = 1000, 100, 256, 16
-_SETTLE = 0.7  # seconds until the workers of a loader that nobody reads from have nothing left to do
+_SETTLE = 0.7  # seconds until the workers of a loader have no work left if nothing reads from it
 
 
 # --- the two loaders ---
 
 
 class Feed(NamedTuple):
-    """Batches (images, tokens) that never end, and how many an epoch has."""
+    """An endless iterator of batches (images, tokens), and the number of batches per epoch."""
 
     batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
     batches_per_epoch: int
 
 
 def ours(shards: Path, batch: int, workers: int) -> Feed:
-    """Images come as bytes and are normalized here, into memory that is kept, as a device keeps its own."""
+    """Make our feed. Images arrive as bytes and are normalized here into one buffer, as a device reuses its memory."""
     loader = _loader(Corpus(str(shards)), batch, workers)
 
     def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -78,7 +78,7 @@ def _loader(corpus: Corpus, batch: int, workers: int = 0) -> CaptionLoader:
 
 
 def openclip(shards: Path, batch: int, workers: int) -> Feed:
-    """The data set, transform and tokenizer of OpenCLIP's training program."""
+    """Make OpenCLIP's feed, with the dataset, transform and tokenizer of its training program."""
     import open_clip
     from open_clip.transform import image_transform
     from open_clip_train.data import get_wds_dataset
@@ -114,10 +114,10 @@ OURS, THEIRS = FEEDS
 
 
 def make_shards(folder: Path, samples: int, shards: int) -> float:
-    """Write `shards` tars with `samples` samples in all, an image and one caption each; return the bytes of an image.
+    """Write `shards` tars with `samples` samples in all, an image and a caption each; return an image's mean bytes.
 
     Images are about as large and as hard to decode as photographs scaled for training: a shorter edge of 256, 25 KB.
-    512 are different, since drawing takes longer than all that is measured.
+    At most 512 are different, because drawing takes longer than the whole measurement.
     """
     drawn = [_image(index) for index in range(min(512, samples))]
     numbers = itertools.count()
@@ -135,7 +135,7 @@ def make_shards(folder: Path, samples: int, shards: int) -> float:
 
 
 def _image(index: int) -> tuple[bytes, tuple[str, ...]]:
-    """A scene, lying or upright, with the grain of a photograph."""
+    """Draw a scene in landscape or portrait format, with the grain of a photograph."""
     from diffclip.scenes.scene import draw_scene
 
     scene = draw_scene(index, seed=SEED, size=341)
@@ -153,10 +153,10 @@ _feed: Feed
 
 
 def start(name: str, shards: Path, batch: int, workers: int) -> int:
-    """Start a loader in this process and take its first batch; returns the batches of an epoch."""
+    """Start a loader in this process and take its first batch; return the number of batches per epoch."""
     global _feed
     torch.set_num_threads(1)
-    # as in a training program that nobody has started this way; OpenCLIP's data set cannot be pickled
+    # the default of a training program, but not of a spawned process; OpenCLIP's dataset cannot be pickled
     set_start_method("fork", force=True)
     _feed = FEEDS[name](shards, batch, workers)
     next(_feed.batches)
@@ -164,7 +164,7 @@ def start(name: str, shards: Path, batch: int, workers: int) -> int:
 
 
 def turn(seconds: float, skipped: int) -> dict[str, float]:
-    """Samples, seconds and processor seconds, after `skipped` batches that were waiting."""
+    """Measure samples, seconds and processor seconds, after `skipped` batches that were ready before."""
     for _ in range(skipped):
         next(_feed.batches)
     samples, used, started = 0, processor_seconds(os.getpid()), time.perf_counter()
@@ -176,7 +176,7 @@ def turn(seconds: float, skipped: int) -> dict[str, float]:
 
 
 def tree(root: int) -> list[int]:
-    """`root` and all processes that come from it, from Linux' /proc."""
+    """List `root` and all its descendant processes, from Linux's /proc."""
     found = [root]
     for pid in found:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -186,18 +186,18 @@ def tree(root: int) -> list[int]:
 
 
 def processor_seconds(root: int) -> float:
-    """What a process and those from it that still run have used, and those it has waited for."""
+    """Return the processor time of a process, its running descendants and the children that it has waited for."""
     ticks = 0
     for pid in tree(root):
         with suppress(FileNotFoundError, ProcessLookupError):
-            # the name, in brackets, may hold anything
+            # the process name, in brackets, may contain anything
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11 : 15 if pid == root else 13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def enter(shards: Path, batch: int, window: int | None) -> dict[str, float]:
-    """Seconds to open shards, and then to the first batch in the middle of an epoch."""
+    """Measure the seconds to open shards, and then to the first batch in the middle of an epoch."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     loader = _loader(Corpus(str(shards), window=window), batch)
@@ -213,7 +213,7 @@ KINDS = {"per_second": "seconds", "per_core": "processor_seconds"}
 
 
 def compare(shards: Path, batch: int, workers: int, seconds: float, length: float) -> dict[str, Any]:
-    """Both loaders by turns for so many seconds."""
+    """Measure both loaders for `seconds`, in turns of `length` seconds."""
     turns: dict[str, list[dict[str, float]]] = {}
     result: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -222,7 +222,7 @@ def compare(shards: Path, batch: int, workers: int, seconds: float, length: floa
             try:
                 pool.submit(start, name, shards, batch, workers).result()
                 turns[name] = []
-            except Exception as error:  # a loader that fails must not take the other along
+            except Exception as error:  # if a loader fails, still measure the other
                 result[name] = {"why": reason(error)}
         started, done = time.perf_counter(), 0
         while turns and (done < 2 or time.perf_counter() - started < seconds):
@@ -238,35 +238,33 @@ def compare(shards: Path, batch: int, workers: int, seconds: float, length: floa
 
 
 def many_shards(folder: Path, count: int) -> dict[str, Any]:
-    """The times of `enter`: all shards shuffled together for the first time and again, and in windows."""
+    """Measure `enter` with all shards shuffled together, for the first time and again, and with windows."""
     make_shards(folder, EACH * SHARDS, SHARDS)
-    for number in range(
-        SHARDS, count
-    ):  # the same samples under another name: opened and indexed as others are
+    for number in range(SHARDS, count):  # links to the same samples, opened and indexed like other shards
         os.link(folder / f"{number % SHARDS:05d}.tar", folder / f"{number:05d}.tar")
     found = {}
     for name, window in (("first time", None), ("again", None), (f"again, in windows of {WINDOW}", WINDOW)):
-        with loader_process() as pool:  # a process that knows nothing of the one before
+        with loader_process() as pool:  # a new process, without the state of the one before
             found[name] = pool.submit(enter, folder, LARGE, window).result()
     return {"shards": count, "samples": EACH, "batch": LARGE, "times": found}
 
 
 @contextmanager
 def loader_process() -> Iterator[ProcessPoolExecutor]:
-    """A process for a loader, ended at once with its workers."""
+    """Start a process for a loader; at the end, stop it and its workers at once."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         yield pool
-        with suppress(BrokenProcessPool):  # a process that died needs no end
+        with suppress(BrokenProcessPool):  # the process may have died already
             pool.submit(os._exit, 0)
 
 
 def rate(one: dict[str, float], kind: str) -> float:
-    """Samples per second or a processor second of one turn."""
+    """Return the samples per second, or per processor second, of one turn."""
     return one["samples"] / one[KINDS[kind]]
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return the median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"median": median, "low": low, "high": high, "turns": len(values)}
 
@@ -282,10 +280,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder")
     options = parser.parse_args()
     options.device, options.threads = "cpu", 1
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # of the processes to come
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # for the processes that are started later
         os.environ[variable] = "1"
     with tempfile.TemporaryDirectory() as scratch:
-        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"  # indexes of the shards go with them
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"  # so that the indexes are deleted with the shards
         folder, many, shards = Path(scratch, "shards"), Path(scratch, "many"), min(SHARDS, options.samples)
         folder.mkdir()
         many.mkdir()
@@ -297,7 +295,7 @@ def main() -> None:
             seconds = options.seconds / len(options.workers)
             compared = compare(folder, options.batch, workers, seconds, options.turn)
             result["workers"][str(workers)] = compared
-            # after each: a run that is stopped leaves what it has
+            # after each, so that a stopped run keeps its results
             write_json(options.output / "loader.json", result)
             print("\n".join(loader(result)), flush=True)
         result["many"] = many_shards(many, options.many)

@@ -1,5 +1,4 @@
-"""The models whose steps are compared (OpenCLIP's own, our CLIP, and DiffCLIP with each way to attend), their steps
-and batches."""
+"""The models to compare (OpenCLIP's, our CLIP, and DiffCLIP with each attention operator), their steps and batches."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ TIMM, PUBLISHED, SDPA = "DiffCLIP timm", "DiffCLIP eager", "DiffCLIP sdpa"
 
 
 class TimmAttention(DifferentialAttention):
-    """Our layer, attending as timm's `DiffAttention` does: two fused calls, their difference, an RMS norm, a factor."""
+    """Our layer, computed as timm's `DiffAttention`: two fused calls, their difference, an RMS norm, a factor."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
@@ -37,7 +36,7 @@ class TimmAttention(DifferentialAttention):
 
 
 def config_of(variant: str, size: str | None) -> CLIPConfig:
-    """The configuration of `variant` in a named size, or in that of the Flickr8k recipe."""
+    """Return the config of `variant` in a named size, or in the size of the Flickr8k recipe (None)."""
     if size:
         return named_config(f"{variant}-{size}")
     return variant_config(variant, read_recipe("flickr8k_cpu").architecture or {})
@@ -46,16 +45,16 @@ def config_of(variant: str, size: str | None) -> CLIPConfig:
 def make_models(
     size: str | None, wanted: Sequence[str] | None = None
 ) -> Iterator[tuple[str, nn.Module | str]]:
-    """Names with models on the CPU, all or the `wanted` ones, the same weights in every DiffCLIP; or why one cannot be
-    made."""
-    # those that a target names first; "auto" on a GPU is "triton", and without a GPU that is not there
+    """Yield the name of each model, or of the `wanted` ones, with the model on the CPU or the reason why it cannot be
+    made. Every DiffCLIP has the same weights."""
+    # first the models that a target names; no "triton": on a GPU "auto" is the same, and a CPU does not have it
     for name in (REFERENCE, OPENCLIP, OURS, PUBLISHED, TIMM, SDPA):
         if wanted and name not in wanted:
             continue
         if name == OPENCLIP:
             try:
                 yield name, _openclip(size)
-            except Exception as error:  # it is a yardstick: the others are compared without it
+            except Exception as error:  # compare the other models without it
                 yield name, reason(error)
             continue
         model = CLIP(config_of("CLIP" if name == REFERENCE else "DiffCLIP", size), seed=0)
@@ -69,7 +68,7 @@ def make_models(
 
 
 def _openclip(size: str | None) -> nn.Module:
-    """OpenCLIP's model of the same size, with random weights."""
+    """Make OpenCLIP's model of the same size, with random weights."""
     import open_clip
 
     if size:
@@ -88,8 +87,8 @@ def _openclip(size: str | None) -> nn.Module:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile the blocks of a model in place: they share what is compiled as long as all have one `lambda_init`."""
-    # every model and batch size is a version of the same code, more than are kept by default
+    """Compile the blocks of a model in place. They share the compiled code if all have the same `lambda_init`."""
+    # every model and batch size is a version of the same code: more versions than torch keeps by default
     torch._dynamo.config.recompile_limit = 256
     vision = model.visual.blocks if isinstance(model, CLIP) else model.visual.transformer.resblocks
     for block in [*vision, *model.transformer.resblocks]:
@@ -121,7 +120,7 @@ class Steps:
             return self.criterion(**self.model(*batch))
 
     def kept(self, batch: Batch) -> int:
-        """Bytes that a forward pass keeps for the backward pass, without the weights; each tensor counts once."""
+        """Count the bytes that a forward pass keeps for the backward pass, without weights; each tensor counts once."""
         self.model.train()
         weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
         found: dict[int, int] = {}
@@ -134,18 +133,18 @@ class Steps:
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = self._loss(batch)
-        del loss  # only now, or the memory of one tensor would serve another
+        del loss  # not earlier: freed memory could be reused, and two tensors would count as one
         return sum(found.values())
 
     def resident(self) -> int:
-        """Bytes of weights and of the optimizer's state."""
+        """Return the bytes of the weights and of the optimizer's state."""
         state = [value for entry in self.optimizer.state.values() for value in entry.values()]
         tensors = [*self.model.parameters(), *self.model.buffers(), *state]
         return sum(x.nbytes for x in tensors if isinstance(x, Tensor))
 
 
 def make_batch(size: str | None, batch: int, device: torch.device) -> Batch:
-    """Random images and captions that end half-way."""
+    """Draw random images, and captions that end halfway through the context."""
     config = config_of("CLIP", size)
     vision, text = config.vision, config.text
     generator = torch.Generator().manual_seed(0)

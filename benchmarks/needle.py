@@ -1,13 +1,13 @@
-"""Experiment C: one attention layer that has to find one token among N others, in noise that its maps share or not.
+"""Experiment C: one attention layer has to find one of N tokens, in noise that its maps share or do not share.
 
 Each sequence has a class token, N − 1 tokens of random classes and one needle, marked by a direction of its own. The
-class token's output names the needle's class. Noise is added to what the keys see: of an ordinary noisy input both maps
-of a pair see the same ("shared"), and as a contrast each map sees its own ("independent"). All arms of a seed have the
-same initial values, data and noise, and each has the learning rate that suits it, found with other seeds.
+class token's output names the needle's class. Noise is added to the input of the keys. Both maps of a pair see the same
+noise ("shared"), as with an ordinary noisy input, or each map sees its own ("independent"), as a contrast. All arms of
+a seed have the same initial values, data and noise. Each arm has a learning rate of its own, chosen with other seeds.
 
 python -m benchmarks.needle [--output benchmarks/results/needle.jsonl] [--seeds 50] [--dry-run]
 
-The output has a line a cell and arm, with lists over seeds. The same command goes on with the cells that are left.
+The output has a line per cell and arm, with lists over seeds. The same command continues with the remaining cells.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ARMS = ("CLIP", "CLIP-half-heads", "DiffCLIP", "CLIP-gated")
 KINDS = ("shared", "independent")
 LENGTHS, STRENGTHS = (16, 64, 256), (0.5, 1.0, 1.5, 2.0)
 MIDDLE = 64, 1.0
-"""The cell that learning rates are chosen in, for each kind of noise."""
+"""Tokens and strength of the cell in which learning rates are chosen, for each kind of noise."""
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SWEEP_SEEDS = range(1000, 1010)
 MARK = 4.0
@@ -74,10 +74,10 @@ def heads_of(arm: str) -> int:
 
 
 def make_weights(arm: str, seeds: list[int]) -> Weights:
-    """Draw the values of one model per seed, stacked; those that all arms have are drawn first and equal."""
+    """Draw the weights of one model per seed, stacked. Weights that all arms have come first, so they are equal."""
 
     def draw(seed: int) -> Weights:
-        generator = torch.Generator().manual_seed(10**6 + seed)  # not the numbers of the data
+        generator = torch.Generator().manual_seed(10**6 + seed)  # not the seeds of the data
 
         def normal(*shape: int, std: float) -> Tensor:
             return std * torch.randn(*shape, generator=generator)
@@ -100,9 +100,9 @@ def make_weights(arm: str, seeds: list[int]) -> Weights:
 
 
 def attend(arm: str, weights: Weights, x: Tensor, noise: Tensor) -> Found:
-    """The class token's output for tokens x [S, B, N, C]; `noise` [S, B, HEADS, N, C] is added to what keys see.
+    """Compute the class token's output for tokens x [S, B, N, C]; the keys' input gets `noise` [S, B, HEADS, N, C].
 
-    Without noise it is what the layers of `diffclip.attention` compute for [class token, x], row 0.
+    Without noise the output is row 0 of the output of `diffclip.attention`'s layers for [class token, x].
     """
     batch, heads = x.shape[1], heads_of(arm)
     size = WIDTH // heads
@@ -111,7 +111,7 @@ def attend(arm: str, weights: Weights, x: Tensor, noise: Tensor) -> Found:
     clean = torch.cat([token, x], 2)
     of_q, of_k, of_v = weights["qkv"].chunk(3, 1)
     q = torch.einsum("shec,sc->she", of_q.unflatten(1, (heads, size)), weights["token"]) * size**-0.5
-    # q·(W·(x + η)) as (q·W)·x + (q·W)·η: the keys of each head's own noisy tokens are never made
+    # q·(W·(x + η)) = (q·W)·x + (q·W)·η, so the keys of each head's own noisy tokens are never computed
     reader = torch.einsum("she,shec->shc", q, of_k.unflatten(1, (heads, size)))
     scores = torch.einsum("shc,sbnc->sbhn", reader, clean)
     noisy = torch.einsum("shc,sbhnc->sbhn", reader, noise)
@@ -135,7 +135,7 @@ def attend(arm: str, weights: Weights, x: Tensor, noise: Tensor) -> Found:
 
 
 class Data:
-    """Sequences for one model per seed: each has its own classes' vectors and mark."""
+    """Sequences for one model per seed. Each model has its own class vectors and mark."""
 
     def __init__(self, seeds: list[int]) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -164,7 +164,7 @@ class Data:
 
 
 def train(cell: Cell, seeds: list[int], rates: dict[str, float]) -> dict[str, dict[str, list[float]]]:
-    """Train every arm of every seed on the same sequences: arm → measure → a value per seed."""
+    """Train every arm of every seed on the same sequences; return arm → measure → a value per seed."""
     data = Data(seeds)
     arms = {arm: make_weights(arm, seeds) for arm in rates}
     optimizers = {arm: torch.optim.Adam(weights.values(), lr=rates[arm]) for arm, weights in arms.items()}
@@ -173,7 +173,7 @@ def train(cell: Cell, seeds: list[int], rates: dict[str, float]) -> dict[str, di
         for arm, weights in arms.items():
             optimizers[arm].param_groups[0]["lr"] = rates[arm] * (1 - step / STEPS)
             logits = torch.einsum("skc,sbc->sbk", weights["classes"], attend(arm, weights, x, noise).out)
-            # a sum over models: each has the gradient of its own mean loss
+            # a sum over models, so that each has the gradient of its own mean loss
             loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), reduction="sum") / BATCH
             optimizers[arm].zero_grad()
             loss.backward()
@@ -186,9 +186,9 @@ def train(cell: Cell, seeds: list[int], rates: dict[str, float]) -> dict[str, di
 def measure(
     arm: str, weights: Weights, x: Tensor, noise: Tensor, place: Tensor, label: Tensor
 ) -> dict[str, list[float]]:
-    """Values per seed: accuracy, signal to noise of the first and of the combined map, λ, correlation of the maps.
+    """Return values per seed: accuracy, signal to noise of the first and the combined map, λ, correlation of the maps.
 
-    Signal to noise: the needle's weight over the standard deviation of the weights of all other tokens, the best head.
+    Signal to noise is the needle's weight over the standard deviation of the other tokens' weights, in the best head.
     """
     found = attend(arm, weights, x, noise)
     logits = torch.einsum("skc,sbc->sbk", weights["classes"], found.out)
@@ -213,14 +213,14 @@ def _signal_to_noise(maps: Tensor, place: Tensor) -> Tensor:
 
 
 def cells() -> Iterator[Cell]:
-    """The cells: every length at the middle strength, and every strength at the middle length."""
+    """Yield the cells: every length at the middle strength, and every strength at the middle length."""
     for cell in itertools.starmap(Cell, itertools.product(KINDS, LENGTHS, STRENGTHS)):
         if cell.tokens == MIDDLE[0] or cell.strength == MIDDLE[1]:
             yield cell
 
 
 def choose_rates(kind: str) -> dict[str, float]:
-    """The learning rate of each arm with the best accuracy over the sweep's seeds, in the middle cell."""
+    """Choose for each arm the learning rate with the best mean accuracy over the sweep's seeds, in the middle cell."""
     cell = Cell(kind, *MIDDLE)
     tried = {rate: train(cell, list(SWEEP_SEEDS), dict.fromkeys(ARMS, rate)) for rate in RATES}
     return {arm: max(RATES, key=lambda rate: fmean(tried[rate][arm]["acc1"])) for arm in ARMS}

@@ -1,9 +1,9 @@
-"""CLIP and DiffCLIP in onnxruntime and in torch: milliseconds of one image and of one text, all in turns.
+"""Time CLIP and DiffCLIP in onnxruntime and in torch: milliseconds for one image and one text, measured in turns.
 
     python -m benchmarks.onnx [--size ViT-B-16] [--seconds 120] [--threads 2] [--document docs/export.md]
 
 Both models are exported as `diffclip export` does it, with random weights. Texts fill the context. Writes onnx.json,
-and the table between the markers of the document where one is given.
+and, if a document is given, the table between its markers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUNDS = 200
 
 
 def measure(size: str, seconds: float, scratch: Path) -> dict[str, dict[str, Any]]:
-    """By tower and "VARIANT PLACE": times of one input."""
+    """Measure the times of one input, by tower and by "VARIANT PLACE" (such as "CLIP torch")."""
     models = {name: create_model(f"{name}-{size}", seed=0).eval() for name in VARIANTS}
     exported = {name: export_onnx(model, scratch / name) for name, model in models.items()}
     found = {}
@@ -50,7 +50,7 @@ def measure(size: str, seconds: float, scratch: Path) -> dict[str, dict[str, Any
 
 
 def table(result: dict[str, Any]) -> list[str]:
-    """Lines of Markdown."""
+    """Return the table as lines of Markdown."""
     told = result["about"]
     head = "tower | model | onnxruntime ms | torch ms | onnxruntime to torch | to CLIP in onnxruntime"
     lines = []

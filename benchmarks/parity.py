@@ -1,11 +1,11 @@
-"""Every attention backend on a device against the formula in float64 on the CPU: relative errors, forward and backward.
+"""Compare each attention backend with the formula in float64 on the CPU: relative errors, forward and backward.
 
     python -m benchmarks.parity [--device cuda] [--workers 8] [--longest N] [--output benchmarks/results]
 
-What a kernel does not write is NaN (torch fills new memory), inputs are fresh for every case, λ is held to the limit by
-token and as a sum, and every case runs twice. Writes parity_DEVICE.json; exits with 1 if a backend fails, differs from
-itself, or is above 1e-5 in float32 (IEEE products), or if the fused kernels are above 1e-2 in bfloat16 and float16. The
-other backends are shown beside that limit: they round scores or sums to the inputs' type, and come close to it.
+Values that a kernel does not write are NaN, because torch fills new memory. Inputs are new for every case, λ is checked
+by token and as a sum, and every case runs twice. Writes parity_DEVICE.json. Exits with 1 if a backend fails, if its two
+runs differ, or if its error is above the limit: 1e-5 in float32 (IEEE products), 1e-2 in bfloat16 and float16. Unfused
+backends may reach twice the limit of 1e-2, because they round scores or sums to the inputs' type.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from diffclip.attention.dispatch import differential_attention_packed
 from diffclip.attention.heads import split_heads
 from diffclip.benchmarking.timing import reason
 
-# cuBLAS asks for this where results must not change from run to run
+# cuBLAS needs this if results must not change from run to run
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 LIMITS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
-REPEATED = 0.1  # of the limit: two runs on the same inputs may differ by the order of sums, and no more
+REPEATED = 0.1  # share of the limit by which two runs on the same inputs may differ, by the order of sums
 
 
 @dataclass(frozen=True)
 class Case:
-    """`heads` pairs of heads; `packed` as a layer calls the operator, from and to what one projection made."""
+    """A case with `heads` pairs of heads. If `packed`, q, k, v (and their gradients) are one tensor, as in a layer."""
 
     batch: int
     heads: int
@@ -55,7 +55,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Head sizes, lengths, and what else changes the path through a kernel."""
+    """List the cases: head sizes, lengths, and all else that changes the path through a kernel."""
     found = [
         Case(2, 2, 197, size, share * size, packed=share == 2)
         for size in (32, 64, 80, 128)
@@ -72,7 +72,7 @@ def cases() -> list[Case]:
 
 
 def draw(case: Case, dtype: torch.dtype, seed: int) -> list[Tensor]:
-    """q, k, v (views of one projection where the sizes allow), λ, the gain, and the output's gradient."""
+    """Draw q, k, v (views of one projection if the sizes allow it), λ, the gain, and the output's gradient."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
@@ -89,7 +89,7 @@ def draw(case: Case, dtype: torch.dtype, seed: int) -> list[Tensor]:
 
 
 def outputs(inputs: list[Tensor], case: Case, backend: str) -> dict[str, Tensor]:
-    """The output, and the gradients of q, k, v, λ by token and the gain."""
+    """Compute the output, and the gradients of q, k, v, λ (by token) and the gain."""
     *tensors, grad = inputs
     q, k, v, lam, gain = (x.detach().requires_grad_() for x in tensors)
     after = {"norm_weight": gain, "out_scale": 0.2} if case.norm else {}
@@ -108,7 +108,7 @@ def outputs(inputs: list[Tensor], case: Case, backend: str) -> dict[str, Tensor]
 
 
 def errors(got: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """‖got − exact‖ / ‖exact‖; the sum of λ's gradient over the root sum of squares of its terms."""
+    """Return ‖got − exact‖ / ‖exact‖, and for λ's gradient also the error of its sum divided by ‖exact‖."""
     found = {}
     for name, reference in exact.items():
         difference = got[name].cpu().double() - reference
@@ -119,11 +119,11 @@ def errors(got: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]
 
 
 def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str, Any]]:
-    """A row for each backend."""
+    """Check a case, and return a row for each backend."""
     warnings.filterwarnings("ignore", message=".*deterministic.*")
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.use_deterministic_algorithms(True, warn_only=True)  # which makes torch fill new memory with NaN
+    torch.use_deterministic_algorithms(True, warn_only=True)  # makes torch fill new memory with NaN
     inputs = draw(case, getattr(torch, dtype_name), seed)
     exact = outputs([x.double() for x in inputs], case, "eager")
     limit = LIMITS[dtype_name]
@@ -143,7 +143,7 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
             row["within"] = worst <= limit  # a NaN is above every limit
             held = backend == "triton" or dtype_name == "float32"
             row["ok"] = (row["within"] or (not held and worst <= 2 * limit)) and moves <= REPEATED * limit
-        except Exception as error:  # the other backends and cases are still worth knowing
+        except Exception as error:  # still check the other backends and cases
             row |= {"failed": reason(error), "ok": False}
         rows.append(row)
     return rows
@@ -152,13 +152,13 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
 def checked(
     jobs: list[tuple[Case, str, str, int]], workers: int, seconds: float
 ) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each job as it ends, in processes of their own if there are several workers, until time is up."""
+    """Yield the rows of each job as it ends, until time is up. Several workers are processes of their own."""
     if workers <= 1:
         deadline = time.perf_counter() + seconds
         yield from (check(*job) for job in jobs if time.perf_counter() < deadline)
         return
     for found in ended(check, jobs, workers, seconds):
-        if isinstance(found, BaseException):  # its process died: the other cases are still worth knowing
+        if isinstance(found, BaseException):  # its process died: still check the other cases
             found = [{"case": "a process", "dtype": "", "backend": "", "failed": reason(found), "ok": False}]
         yield found
 
@@ -188,7 +188,7 @@ def main() -> None:
         rows += found
         for row in found:
             show(row)
-        # every time, since a run that is stopped should leave what it has
+        # every time, so that a stopped run keeps its results
         write_json(file, result | {"not_reached": len(jobs) - done})
     failed = [row for row in rows if not row.get("ok", True)]
     ran = [row for row in rows if "skipped" not in row]
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print a row that ran."""
+    """Print a row, unless it was skipped."""
     if "skipped" in row:
         return
     head = f"{row['case']:38}{row['dtype']:10}{row['backend']:8}"

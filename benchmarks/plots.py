@@ -1,4 +1,4 @@
-"""Cost of attention against length for every backend, a row of panels for each device that was measured.
+"""Plot the cost of attention against length for every backend, in a row of panels for each measured device.
 
 python -m benchmarks.plots [--results benchmarks/results] [--output docs/images/attention_cost.png]
 """
@@ -30,7 +30,7 @@ STYLES = {
 
 
 def draw(results: list[dict[str, Any]]) -> Figure:
-    """Microseconds a token and layer against tokens; both axes are logarithmic."""
+    """Draw microseconds per token and layer against tokens; both axes are logarithmic."""
     figure = Figure((10, 4.4 * len(results)))
     grid = figure.subplots(len(results), 2, squeeze=False, sharex=True)
     for panels, result in zip(grid, results, strict=True):

@@ -1,10 +1,10 @@
-"""Seconds from the start of a command to its end, beside those of the imports that it cannot do without.
+"""Measure the seconds from the start of a command to its end, beside those of the imports that it needs.
 
     python -m benchmarks.start [--rounds 9]
 
-Each number is the median over processes, which take turns, with the files of all modules in the system's cache and the
-bytecode that Python writes, as an installation has it.
-`python -X importtime -m diffclip.cli …` tells which module takes the time.
+Each number is the median over processes, which take turns. The files of all modules are in the system's cache, and
+their bytecode is written, as in an installation.
+`python -X importtime -m diffclip.cli …` shows which module takes the time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A plain CLIP whose attention is swapped for the published differential one, as attempts that collapsed did it.
+"""Replace the attention of a plain CLIP by the published differential attention, as attempts that collapsed did it.
 
     python -m benchmarks.swapped runs/flickr8k_cpu/CLIP-s0 runs/flickr8k_finetune/start/DiffCLIP-s0 --seed 0
 
-All weights are copied, as names and shapes are the same; λ (0.8 at first) and the head norms are fresh. It is what
-`diffclip convert --to-differential` is compared with.
+All weights are copied, because names and shapes are the same. λ (0.8 at first) and the head norms are new. The result
+is the baseline that `diffclip convert --to-differential` is compared with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffclip.weights import save_weights
 
 
 def swapped(plain: CLIP, seed: int) -> CLIP:
-    """A DiffCLIP of the same sizes with the weights of `plain`."""
+    """Make a DiffCLIP of the same sizes with the weights of `plain`."""
     towers = {
         tower: getattr(plain.config, tower).model_copy(update={"attention": "differential"})
         for tower in ("vision", "text")

@@ -1,8 +1,8 @@
-"""The tables of docs/performance.md between their markers, from the JSON files that the benchmarks wrote.
+"""Write the tables of docs/performance.md between their markers, from the JSON files of the benchmarks.
 
     python -m benchmarks.tables [docs/performance.md] [--results benchmarks/results]
 
-What no file tells is given as not measured yet, with the command that measures it.
+A number without a file is given as not measured yet, with the command that measures it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from benchmarks.models import OPENCLIP, OURS, REFERENCE
 from diffclip.files import write_text
 
 Result = dict[str, Any]
-"""The content of a file."""
+"""The content of a result file."""
 Target = tuple[str, str, float | None, str]
-"""A name, the command that measures it, what was measured (None: no result tells), and the limit: "≥ 2.0", "≤ 1.1"."""
+"""A name, the command that measures it, the value (None: not measured), and the limit: "≥ 2.0" or "≤ 1.1"."""
 UNITS = {"bandwidth": ("TB/s", 1e12), "operations": ("TFLOP/s", 1e12), "exponentials": ("T/s", 1e12)}
 _BUSY = "python -m benchmarks.attention --device cpu --busy"
 _CPU, _GPU, _LOADER = "make bench", "make bench-gpu", "python -m benchmarks.loader"
@@ -28,7 +28,7 @@ _KIND = {"forward": "forward", "both": "forward and backward", "backward": "back
 
 
 def attention(result: Result) -> list[str]:
-    """Times, ratios and shares of the floor by shape and operator."""
+    """Tabulate times, ratios and shares of the floor by shape and operator."""
     about, entries = result["about"], result["shapes"].values()
     memory = any("peak_bytes" in row.get("both", {}) for entry in entries for row in entry["rows"].values())
     lines = [f"{describe(about)}, {about['dtype']}. Ratios are to `plain auto`.", ""]
@@ -60,7 +60,7 @@ def attention(result: Result) -> list[str]:
 
 
 def training(result: Result) -> list[str]:
-    """Samples per second and memory by model."""
+    """Tabulate samples per second and memory by model."""
     about = result["about"]
     rows = []
     for entry in result["sections"]:
@@ -90,7 +90,7 @@ def _ratio(row: Result, reference: Result, what: str, digits: int) -> str:
 
 
 def loader(result: Result) -> list[str]:
-    """Our loader beside OpenCLIP's: samples per second and core; ours on many shards."""
+    """Tabulate our loader beside OpenCLIP's in samples per second and core, and ours on many shards."""
     about, data = result["about"], result["data"]
     speeds: list[list[str]] = []
     for workers, entry in result["workers"].items():
@@ -124,7 +124,7 @@ def _spread(found: dict[str, float], digits: int) -> str:
 
 
 def parity(result: Result) -> list[str]:
-    """The worst relative error of each backend and type."""
+    """Tabulate the worst relative error of each backend and type."""
     absent = {row["backend"]: row["skipped"] for row in result["rows"] if "skipped" in row}
     tried = [row for row in result["rows"] if "skipped" not in row]
     lines = []
@@ -133,7 +133,7 @@ def parity(result: Result) -> list[str]:
         ran = [row for row in rows if "worst" in row]
         worst, moves = (largest(row[key] for row in ran) for key in ("worst", "repeated"))
         above = sum(not row.get("within", False) for row in rows)
-        limit = result["limits"].get(dtype, math.nan)  # of a process that died
+        limit = result["limits"].get(dtype, math.nan)  # a process that died has no type
         numbers = [str(len(rows)), f"{worst:.1e}", f"{limit:.0e}", str(above), f"{moves:.0e}"]
         lines.append([backend, dtype, *numbers])
     head = "backend | type | cases | worst error | limit | above it | two runs differ by"
@@ -141,7 +141,7 @@ def parity(result: Result) -> list[str]:
 
 
 def goals(results: dict[str, Result]) -> list[str]:
-    """Every target with what was measured."""
+    """Tabulate every target with the measured value."""
     rows = []
     for name, command, measured, wanted in targets(results):
         told = "not measured yet"
@@ -202,14 +202,14 @@ def targets(results: dict[str, Result]) -> Iterator[Target]:
 
 
 def _milliseconds(result: Result | None, tokens: int, kind: str) -> dict[str, float]:
-    """Median times by operator."""
+    """Return the median times by operator."""
     entries = result["shapes"].values() if result else ()
     rows = next((entry["rows"] for entry in entries if entry["shape"]["tokens"] == tokens), {})
     return {name: row[kind]["median_ms"] for name, row in rows.items() if kind in row}
 
 
 def _times(result: Result | None, tokens: int, kind: str, above: str, below: str) -> float | None:
-    """Time of `above` over time of `below`."""
+    """Divide the time of `above` by the time of `below`."""
     times = _milliseconds(result, tokens, kind)
     return times[above] / times[below] if {above, below} <= times.keys() else None
 
@@ -221,7 +221,7 @@ def _speed_to_best(result: Result | None, tokens: int, kind: str) -> float | Non
 
 
 def _step(result: Result | None, kind: str, batch: int, what: str, other: str) -> float | None:
-    """Ours over another model in the compiled section."""
+    """Divide our number by that of the model `other`, in the compiled section."""
     for entry in (result or {}).get("sections", ()):
         if (entry["kind"], entry["batch"]) == (kind, batch) and entry["compiled"]:
             ours, others = (entry["rows"].get(name, {}).get(what) for name in (OURS, other))
@@ -229,7 +229,7 @@ def _step(result: Result | None, kind: str, batch: int, what: str, other: str) -
     return None
 
 
-# by section of the document: the table, the file without its ending, and the command that measures it
+# section of the document → its table, its file without the ending, and the command that measures it
 SECTIONS: dict[str, tuple[Callable[[Result], list[str]], str, str]] = {
     "attention cpu": (attention, "attention_cpu_float32", _CPU),
     "attention busy": (attention, "attention_busy_cpu_float32", _BUSY),
@@ -244,7 +244,7 @@ SECTIONS: dict[str, tuple[Callable[[Result], list[str]], str, str]] = {
 
 
 def describe(about: dict[str, Any]) -> str:
-    """The command and the machine of a result."""
+    """Describe the command and the machine of a result."""
     by = f"Triton {about['triton']}" if "triton" in about else _count(about["threads"], "thread")
     return f"`{about['command']}`, {about['device']}, {by}, torch {about['torch']}"
 
@@ -258,13 +258,13 @@ def _absences(absent: dict[str, str]) -> list[str]:
 
 
 def table_of(head: str, rows: Iterable[list[str]]) -> list[str]:
-    """Lines of Markdown; `head` has the names of the columns between bars."""
+    """Return a table as lines of Markdown; `head` has the names of the columns between bars."""
     lines = [f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |" for cells in rows]
     return [f"| {head} |", "|" + " --- |" * (head.count("|") + 1), *lines]
 
 
 def fill(document: Path, tables: dict[str, list[str]]) -> None:
-    """Put the lines of each table between the markers of its name, where the document has them."""
+    """Put the lines of each table between the markers of its name, if the document has them."""
     text = document.read_text(encoding="utf-8")
     for name, lines in tables.items():
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"

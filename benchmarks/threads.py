@@ -1,10 +1,10 @@
-"""Samples per second of the demo's training step on a CPU, by precision and by the way that threads wait, alone and
-beside another training.
+"""Measure samples per second of the demo's training step on a CPU, by precision and by the way that threads wait, alone
+and beside another training.
 
     python -m benchmarks.threads [--seconds 4]
 
-Each number is from a process of its own, as OpenMP reads its settings when torch loads. `diffclip` sets passive waiting
-(diffclip/cli/__init__.py), and `precision: auto` chooses the type that the processor multiplies natively.
+Each number is from a process of its own, because OpenMP reads its settings when torch loads. `diffclip` sets passive
+waiting (diffclip/cli/__init__.py), and `precision: auto` chooses the type that the processor multiplies natively.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.about import parser_of
 
 
 def measure(precision: str, seconds: float) -> float:
-    """Samples per second, by the median step."""
+    """Return samples per second, from the median step."""
     import torch
 
     from benchmarks.models import Steps

@@ -1,10 +1,10 @@
-"""Samples per second of a whole training step (forward, loss, backward, AdamW) and of inference, by model and backend.
+"""Measure training steps (forward, loss, backward, AdamW) and inference in samples per second, by model and backend.
 
     python -m benchmarks.training [--device cpu|cuda] [--batch 256 1024] [--compile blocks]
 
 The models are ViT-B/16 on a GPU and those of the Flickr8k recipe on a CPU.
-Models take turns in each round, and are given as ratios to our CLIP in the same section. Their batch is made up and
-lies on the device. Memory is the peak of a step on a GPU; on a CPU, what a forward pass keeps for the backward pass.
+The models take turns in each round, and are also given as ratios to our CLIP in the same section. Their batch is random
+and on the device. Memory is the peak of a step on a GPU; on a CPU, what a forward pass keeps for the backward pass.
 Writes training_DEVICE_bf16.json.
 """
 
@@ -33,12 +33,12 @@ _TURN = 2  # timed steps in a turn, after one that warms up
 
 
 def turn(steps: Steps, kind: str, batch: Batch, device: torch.device) -> tuple[float, int]:
-    """Milliseconds of a step, and the peak bytes of this model alone (0 on a CPU)."""
+    """Return the milliseconds of a step, and the peak bytes of this model alone (0 on a CPU)."""
     cuda = device.type == "cuda"
     if cuda:
         free, total = torch.cuda.mem_get_info(device)
         if free < 0.3 * total:
-            torch.cuda.empty_cache()  # what another model's step left behind in other sizes
+            torch.cuda.empty_cache()  # cached blocks of other sizes from another model's step
     steps(kind, batch)
     before = torch.cuda.memory_allocated(device) if cuda else 0
     if cuda:
@@ -64,7 +64,7 @@ def section(
     rounds: int,
     left: Callable[[], float],
 ) -> dict[str, dict[str, Any]]:
-    """A row for each model; one that fails, or that no time is left for, says why. `left` is in seconds."""
+    """Measure a row per model; the row of a model that fails or has no time left says why. `left` is in seconds."""
     rows: dict[str, dict[str, Any]] = {name: {} for name in models}
 
     def sampler(name: str) -> Callable[[], float]:
@@ -73,7 +73,7 @@ def section(
                 raise TimeoutError("no time was left")
             try:
                 took, rows[name]["peak_bytes"] = turn(models[name], kind, batch, device)
-            except Exception:  # its gradients must not take the others' memory
+            except Exception:  # its gradients must not take memory from the others
                 models[name].optimizer.zero_grad()
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
@@ -88,14 +88,14 @@ def section(
     if kind == "training" and device.type == "cpu":
         for name in warm:
             rows[name]["kept_bytes"] = models[name].kept(batch)
-    taken, late = take_turns(warm, rounds, left() / 2)  # the sections after this one want their time
+    taken, late = take_turns(warm, rounds, left() / 2)  # the sections after this one need time too
     for name, times in taken.items():
         rows[name] |= _rates(times, len(batch[0]))
     return rows | {name: {"why": why} for name, why in (failures | late).items()}
 
 
 def _rates(times: list[float], batch: int) -> dict[str, float]:
-    """Samples per second from milliseconds per step: median and quartiles."""
+    """Convert milliseconds per step to samples per second: median and quartiles."""
     found = summary(times)
     names = {"samples_per_second": "median_ms", "low": "high_ms", "high": "low_ms"}
     return {name: 1000 * batch / found[key] for name, key in names.items()} | {"samples": found["samples"]}
@@ -137,9 +137,9 @@ def main() -> None:
             for steps in models.values():
                 compile_blocks(steps.model)
         now = time.perf_counter()
-        # what is compiled is what matters: it may use all the time that is left
+        # compiled sections matter most, so they may use all the time that is left
         end = deadline if compiled else now + (deadline - now) / (len(plan) - index)
-        # no target names "sdpa", and compiling it takes time from those that have one
+        # no target names "sdpa", and compiling it takes time from the models of the targets
         chosen = {name: steps for name, steps in models.items() if not compiled or name != SDPA}
         made_up = make_batch(size, batch, device)
         rows = section(
@@ -147,7 +147,7 @@ def main() -> None:
         )
         entry = {"kind": kind, "batch": batch, "compiled": options.compile if compiled else None}
         result["sections"].append(entry | {"rows": rows | absent})
-        write_json(file, result)  # after every section: a run that is stopped leaves what it has
+        write_json(file, result)  # after every section, so that a stopped run keeps its results
         print("\n".join(tables.training(result | {"sections": result["sections"][-1:]})), flush=True)
     print(f"written to {file}", flush=True)
 

@@ -1,9 +1,9 @@
-"""Every block size that the fused kernels may use, timed on a GPU for the main shapes; the quickest are kept.
+"""Time every block size that the fused kernels may use, on a GPU for the main shapes, and keep the quickest.
 
     python -m benchmarks.tuning [--seconds 110] [--output benchmarks/results]
 
-The plans go to the user's cache folder, where the operator finds them from then on, and with all times to
-tuning_cuda.json, from which the table in diffclip/attention/kernels/plan.py can be brought up to date.
+The plans go to the user's cache folder, where the operator then finds them. Plans and times also go to
+tuning_cuda.json, to update the table in diffclip/attention/kernels/plan.py by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_CANDIDATES = 5  # of a kernel
 
 
 def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """The times of all candidates for `shape`, in milliseconds of the kernel's pass; the best are kept."""
+    """Time all candidates for `shape`, in milliseconds of the kernel's pass, and keep the best."""
     from diffclip.attention.kernels import tuning
     from diffclip.attention.kernels.plan import KERNELS, Blocks, problem_of, table_plan
 
@@ -45,7 +45,7 @@ def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, 
 
 
 def compile_candidates(shape: Shape, device: torch.device, dtype: torch.dtype, place: int) -> None:
-    """Run the candidates of every kernel that stand at one place of their lists, together."""
+    """Run the candidates at index `place` of every kernel's list together, so that they are compiled."""
     from diffclip.attention.kernels import tuning
     from diffclip.attention.kernels.plan import KERNELS, Plan, candidates, problem_of
 
@@ -92,7 +92,7 @@ def main() -> None:
         done.add((shape.tokens, shape.causal))
         try:
             found = search(shape, device, dtype)
-        except Exception as error:  # the other shapes are still worth knowing
+        except Exception as error:  # still tune the other shapes
             found = {"why": reason(error)}
         result["shapes"][name] = found
         write_json(file, result)

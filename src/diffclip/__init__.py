@@ -1,4 +1,4 @@
-"""CLIP with differential attention, beside the plain CLIP that it is compared with.
+"""CLIP with differential attention (DiffCLIP), and the plain CLIP that is its baseline.
 
 Names resolve lazily: importing `diffclip` imports neither torch nor any optional group.
 """

@@ -28,22 +28,22 @@ AttentionKind = Literal[
 ]
 Activation = Literal["gelu", "quick_gelu"]
 Backend = Literal["auto", "eager", "sdpa", "triton"]
-"""Of attention, see `attention.dispatch`."""
+"""Backend of attention, see `attention.dispatch`."""
 Init = Literal["matched", "published"]
-"""Of parameters, see `initialisation`."""
-# bounded, as a file of a stranger says how many are built, and an image of 100,000 px takes all memory
+"""Initialization of the parameters, see `initialisation`."""
+# limits, because a stranger's file may ask for any number of layers, and images of 100,000 px take all memory
 Depth = Annotated[int, Field(gt=0, le=1000)]
 ImageSize = Annotated[int, Field(gt=0, le=8192)]
 
 VOCABULARY = 49408
-"""Ids of the core's tokenizer, of which the last two are start and end of text."""
+"""Number of ids of the tokenizer; the last two ids are start and end of text."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "openai": (OPENAI_MEAN, OPENAI_STD)}
 
 
 class _Config(BaseModel):
-    """`later` names the fields that files and digests leave out at their defaults, as before the fields existed."""
+    """Files and digests leave out a field in `later` at its default, so that they are as before the field existed."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
     later: ClassVar[tuple[str, ...]] = ()
@@ -60,7 +60,7 @@ class _Config(BaseModel):
 class _TowerConfig(_Config):
     width: PositiveInt
     layers: Depth
-    heads: PositiveInt  # query heads; a differential layer pairs them, so the number is even
+    heads: PositiveInt  # "differential" attention pairs the heads and needs an even number
     mlp_ratio: PositiveFloat = 4.0
     attention: AttentionKind = "softmax"
 
@@ -92,10 +92,10 @@ class VisionConfig(_TowerConfig):
     norm_eps: PositiveFloat | None = None
     activation: Activation = "gelu"
     pre_norm: bool = False  # a LayerNorm before the first block, as OpenAI's CLIP has
-    patch_bias: bool = True  # of the patch embedding; OpenAI's has none
+    patch_bias: bool = True  # a bias in the patch embedding; OpenAI's CLIP has none
     drop_path: float = Field(default=0.0, ge=0, lt=1)
     patch_dropout: float = Field(default=0.0, ge=0, lt=1)
-    # learned tokens beside the class token that nothing reads (arXiv:2309.16588)
+    # learned extra tokens whose outputs are not used (arXiv:2309.16588)
     registers: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -104,7 +104,7 @@ class VisionConfig(_TowerConfig):
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
             )
-        # maps find the patches by the largest square
+        # `focus.maps.patch_part` takes the largest square number of tokens as the patches
         if self.registers > (most := 2 * (self.image_size // self.patch_size)):
             raise ValueError(
                 f"{self.registers} registers are too many beside so few patches: use up to {most}"
@@ -113,7 +113,7 @@ class VisionConfig(_TowerConfig):
 
 
 class TextConfig(_TowerConfig):
-    """The text tower: a causal transformer read at its end-of-text token (the largest id of a row)."""
+    """The text tower: a causal transformer. The output at the end-of-text token (the largest id of a row) is used."""
 
     context_length: int = Field(default=77, gt=1)
     vocab_size: int = Field(default=VOCABULARY, gt=2)
@@ -124,9 +124,9 @@ class TextConfig(_TowerConfig):
 
 
 class PreprocessConfig(_Config):
-    """How an image becomes the model's input: shorter edge to `resize` (None: image size), center crop, statistics.
+    """Image preparation: resize the shorter edge to `resize` (None: the image size), crop the center, normalize.
 
-    With `resize` "squash" both edges become the image size, whatever the shape was, and nothing is cropped.
+    With `resize` "squash", both edges become the image size for images of any shape, and nothing is cropped.
     """
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -136,22 +136,23 @@ class PreprocessConfig(_Config):
 
 
 class Differential(_Config):
-    """Which parts a layer of "differential" attention has; the defaults are the published layer, of paper Section 3.2.
+    """The parts of a "differential" attention layer. The defaults are the published layer (paper Section 3.2).
 
-    Layers of other kinds do not read it.
+    Layers of other kinds ignore these settings.
     """
 
     head_norm: bool = True  # the RMS norm of each head's output
-    factor: bool = True  # the factor (1 − λ_init) after it
-    # λ of every layer, which is then not learnt; λ_init decides the factor alone
+    factor: bool = True  # the factor (1 − λ_init) after the norm
+    # λ of every layer if λ is not learned; λ_init then sets only the factor
     lambda_fixed: float | None = None
 
 
 class CLIPConfig(_Config):
-    """A whole model. `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l), l = 0 in a tower's first layer.
+    """The configuration of a whole model.
 
-    `lambda_init` is of "differential" attention, the published one; "differential-v2" computes λ from each token
-    instead, and "differential-added", a second map for a model that was trained without, starts with λ = 0.
+    `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l) with l = 0 in a tower's first layer. Only
+    "differential" attention, the published kind, uses it. "differential-v2" computes λ from each token, and
+    "differential-added", which adds a second map to a model that was trained without one, starts with λ = 0.
     """
 
     later: ClassVar[tuple[str, ...]] = ("differential",)
@@ -161,7 +162,7 @@ class CLIPConfig(_Config):
     text: TextConfig = Field(default_factory=TextConfig)
     lambda_init: float | Literal["dynamic"] = 0.8
     differential: Differential = Field(default_factory=Differential)
-    logit_bias: bool = False  # a bias on the logits, as the sigmoid loss wants it
+    logit_bias: bool = False  # a bias on the logits, for the sigmoid loss
     preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig)
     tokenizer: Literal["openclip"] = "openclip"
 
@@ -200,7 +201,7 @@ VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic
     "DiffCLIP-added": ("differential-added", "differential-added", 0.0, 0),
 }
 
-# ablation → the fields of `CLIPConfig` that it changes on DiffCLIP; sizes are given by `architecture` alone
+# ablation → the fields of `CLIPConfig` in which it differs from DiffCLIP; sizes come from `architecture`
 ABLATIONS: dict[str, dict[str, Any]] = {
     "DiffCLIP-lambda0.2": {"lambda_init": 0.2},
     "DiffCLIP-lambda0.5": {"lambda_init": 0.5},
@@ -222,16 +223,14 @@ _SIZES = {
 }
 
 HUB_PREFIX = "hf-hub:"
-"""Before the name of a model on the Hugging Face hub: `hf-hub:OWNER/NAME`."""
+"""Prefix of a model on the Hugging Face hub: `hf-hub:OWNER/NAME`."""
 OPEN_CLIP, TRANSFORMERS = "open_clip:", "transformers:"
-"""Before the name of a model of another library, which is converted on the way."""
+"""Prefixes of models of other libraries, which are converted when they are loaded."""
 MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIANTS)
 
 
 def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
-    """`architecture` (the fields of `CLIPConfig`, sizes only) with the attention of `variant`, which may be an
-    ablation.
-    """
+    """Combine `architecture`, fields of `CLIPConfig` with sizes only, with the attention of a variant or ablation."""
     if variant not in VARIANTS and variant not in ABLATIONS:
         raise unknown("model", variant, [*VARIANTS, *ABLATIONS])
     given = {"lambda_init", "differential"} & architecture.keys()
@@ -249,14 +248,14 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
 
 
 def _decided_by(variant: str) -> dict[str, Any]:
-    """The fields of `CLIPConfig` that a variant or an ablation decides."""
+    """Return the fields of `CLIPConfig` that a variant or an ablation sets."""
     vision, text, lambda_init, registers = VARIANTS["DiffCLIP" if variant in ABLATIONS else variant]
     towers = {"vision": {"attention": vision, "registers": registers}, "text": {"attention": text}}
     return {"lambda_init": lambda_init, **towers, **ABLATIONS.get(variant, {})}
 
 
 def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
-    """The configuration that `fields` describe; `source` names where they come from."""
+    """Validate `fields` as a configuration; `source` names their origin in errors."""
     try:
         return CLIPConfig.model_validate(fields)
     except ValidationError as error:
@@ -264,13 +263,13 @@ def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
 
 
 def mlp_ratio(width: int, hidden: int) -> float:
-    """Return the ratio of which int(width · ratio) is `hidden`."""
+    """Return a ratio for which int(width · ratio) is exactly `hidden`."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
 def resized(config: CLIPConfig, image_size: int) -> CLIPConfig:
-    """`config` for images of another size; the margin around the crop keeps its share."""
+    """Return `config` for images of another size; a number in `preprocess.resize` changes in proportion."""
     fields = config.model_dump()
     fields["vision"]["image_size"] = image_size
     if isinstance(resize := config.preprocess.resize, int):
@@ -292,8 +291,8 @@ def explain(error: ValidationError) -> str:
 
 
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
-    """The configuration of a named model, at another image size if one is given. No model of this name (the nearest one
-    is offered), or a size that does not fit its patch, raises `InputError`."""
+    """Return the configuration of a named model, at another image size if one is given. An unknown name (the error
+    offers the nearest one), or a size that does not fit the patch, raises `InputError`."""
     if name not in MODEL_NAMES:
         raise unknown("model", name, MODEL_NAMES, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
     size = next(size for size in _SIZES if name.endswith(f"-{size}"))
@@ -305,8 +304,7 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
 
 
 def variant_of(config: CLIPConfig) -> str:
-    """The variant or ablation that `config` is, or "custom" when its mix of attentions, λ_init or what it leaves out
-    has no name."""
+    """Return the variant or ablation with the attentions, λ_init and parts of `config`; "custom" if there is none."""
     wanted = _identity(config)
     for variant in (*VARIANTS, *ABLATIONS):
         if _identity(CLIPConfig.model_validate(_decided_by(variant))) == wanted:
@@ -315,13 +313,13 @@ def variant_of(config: CLIPConfig) -> str:
 
 
 def _identity(config: CLIPConfig) -> tuple[Any, ...]:
-    """Return the settings that tell one variant from another; λ_init and parts count in "differential" towers alone."""
+    """Return the settings in which variants differ; λ_init and parts count only if a tower is "differential"."""
     kinds = (config.vision.attention, config.text.attention, config.vision.registers)
     return (*kinds, config.lambda_init, config.differential) if "differential" in kinds else kinds
 
 
 def name_of(config: CLIPConfig) -> str:
-    """The variant or ablation with the name of its size, else with its sizes, for tables and records."""
+    """Return a name for tables and records: the variant or ablation, and the name of its size or the numbers."""
     variant, vision, text = variant_of(config), config.vision, config.text
     own = ((vision.width, vision.layers, vision.heads), (text.width, text.layers, text.heads))
     sizes = {architecture: size for size, architecture in _SIZES.items()}

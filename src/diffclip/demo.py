@@ -1,6 +1,6 @@
-"""The demonstration: scenes, CLIP and DiffCLIP trained on them, both evaluated, one page.
+"""The demonstration: draw scenes, train CLIP and DiffCLIP on them, evaluate both, and write one page.
 
-Both models have the same init (`matched`), data order and budget. Whatever is there already is used again.
+Both models have the same init (`matched`), data order and budget. Finished parts are reused.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def run_demo(
 
     Args:
         say: called with a line for the user.
-        showing: makes the progress of a part by its name.
+        showing: called with the name of a part; returns a context manager with the part's progress callback.
         seeds: the number of training seeds of each model; runs are `CLIP`, `CLIP-s1`, `CLIP-s2`, …
 
     Raises:
         InputError: the folder holds something else, or the disk is full.
-        StoppedError: a signal asked to stop a training; the next call goes on.
+        StoppedError: a signal asked a training to stop; the next call continues it.
     """
     scenes = folder / "scenes"
     sizes = {"size": 64, "train": _TRAIN, "val": _VAL, "test": _TEST}
@@ -76,7 +76,7 @@ def run_demo(
 
 
 def _not_learned(records: Sequence[Record]) -> str:
-    """Say how far from chance the models are by shape, which ones of this size do not learn in minutes."""
+    """Compare zero-shot accuracy by shape with chance: models of this size do not learn shapes in minutes."""
     shapes = [record for record in records if (record.dataset, record.metric) == ("shapes", "acc1")]
     values = ", ".join(f"{record.model} {percent(record.value)} %" for record in shapes)
     return (
@@ -88,7 +88,7 @@ def _not_learned(records: Sequence[Record]) -> str:
 def train_on_scenes(
     run: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None], changes: Sequence[str] = ()
 ) -> None:
-    """Train `model` with `changes` to the recipe in the folder `run`, go on with it, or leave it if it is finished."""
+    """Train `model` in the folder `run`, with `changes` to the recipe. Continue a stopped run; skip a finished one."""
     places = {split: json.dumps(str(scenes / "captions" / split)) for split in ("train", "val")}
     data = [f"data.{split}={place}" for split, place in places.items()]
     say(f"{run.name}: training in {run}")
@@ -96,7 +96,7 @@ def train_on_scenes(
 
 
 def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[Record]:
-    """Measure the best checkpoint of `run` on the held-out scenes; results that are there are used again."""
+    """Measure the best checkpoint of `run` on the held-out scenes; existing results are reused."""
     results = ResultsFile(run / RESULTS_FILE)
     sets = (("retrieval", "captions"), ("zero-shot", "colours"), ("zero-shot", "shapes"))
     entries = [Entry(task, str(scenes / name)) for task, name in sets]

@@ -13,10 +13,10 @@ from typing import Literal
 
 
 class DiffCLIPError(Exception):
-    """A failure that is ours or the run's to explain in one line (exit code 1)."""
+    """A failure that the command line explains in one line, without a traceback (exit code 1)."""
 
     exit_code = 1
-    # whether every process of a run has got it, so that one may tell it for all
+    # True if every rank of a run raises this error, so that one rank can print it for all
     shared = False
 
 
@@ -27,29 +27,29 @@ class InputError(DiffCLIPError, ValueError):
 
 
 class StoppedError(DiffCLIPError):
-    """A run that was asked to stop has saved its state."""
+    """A run was asked to stop, and has saved its state."""
 
     # EX_TEMPFAIL of sysexits.h: nothing is wrong, try again
     exit_code = 75
 
 
 class NotFiniteError(InputError):
-    """A model that gives numbers that are not finite."""
+    """A model returns numbers that are not finite."""
 
 
 class DivergedError(DiffCLIPError):
-    """A training whose loss or gradients were not finite at `step`; a repetition would diverge again."""
+    """The loss, gradients or embeddings of a training were not finite at `step`; a repetition would diverge again."""
 
-    def __init__(self, message: str, step: int = 0) -> None:  # pickle gives the message, and restores `step`
+    def __init__(self, message: str, step: int = 0) -> None:  # pickle passes `message`, then sets `step`
         super().__init__(message)
         self.step = step
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A shard, sample or mask that was skipped, and why; name and reason together are a sentence.
+    """A shard, sample or mask that was skipped, and why; `name` and `reason` together form a sentence.
 
-    `kind` is "note" where nothing was skipped and the reader should know all the same.
+    `kind` is "note" if nothing was skipped but the user should know about the fault.
     """
 
     name: str
@@ -69,9 +69,9 @@ def sample_fault(name: str, error: Exception, kind: Literal["broken", "caption"]
 
 @contextmanager
 def explained(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -> Iterator[None]:
-    """Turn the errors of a library that raises many kinds into one line: `what`, the error's first line, `way_out`.
+    """Turn any exception of a library into one line: `what`, the exception's first line, `way_out`.
 
-    Those of a full disk pass.
+    Errors of a full disk, and errors that are a `DiffCLIPError` already, pass unchanged.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def explained(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -
 
 
 def unknown(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:
-    """The error for a name that is not among `options`; it offers the nearest one, else `otherwise` or all of them."""
+    """Make the error for a name that is not in `options`; it offers the nearest one, else `otherwise` or all."""
     lowered = {option.lower(): option for option in sorted(options)}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)
     otherwise = otherwise or f"choose from: {', '.join(lowered.values())}"

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all: to a temporary name beside the target, then renamed."""
+"""Write files atomically: to a temporary name beside the target, which is then renamed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from diffclip.errors import InputError
 
 
 def cache_folder() -> Path:
-    """Return the folder of files that can be made again: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`."""
+    """Return the folder for files that can be recreated: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diffclip"
 
 
 def checkpoint_of(path: str | Path) -> Path:
-    """Return the best, else the last checkpoint of a run folder; any other path as it is."""
+    """Return the best checkpoint of a run folder, or the last one if none is best; return other paths unchanged."""
     checkpoints = Path(path) / "checkpoints"
     if not checkpoints.is_dir():
         return Path(path)
@@ -44,9 +44,9 @@ def printable(name: str) -> str:
 
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into one line that names `target`.
+    """Turn errors of the operating system into one line that names `target`.
 
-    A reader that left (`BrokenPipeError`) is no fault of the target and passes.
+    `BrokenPipeError` (the reader has left) is no fault of the target and passes unchanged.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def disk_errors(target: Path) -> Iterator[None]:
 
 
 def _system_error(error: BaseException) -> int | None:
-    """Return the number of the system's error, which torch and safetensors put into the text of their own."""
+    """Return the errno of `error`, which torch and safetensors give only in the text of their own exceptions."""
     if isinstance(error, OSError):
         return error.errno
     if match := re.search(r"os error (\d+)", str(error)):
@@ -75,11 +75,11 @@ def _system_error(error: BaseException) -> int | None:
 
 @contextmanager
 def write_atomically(target: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; rename it to `target` when the block ends well, else remove it.
+    """Yield a temporary path beside `target`; rename it to `target` when the block succeeds, else remove it.
 
-    The block may create a file or a folder at the temporary path. A folder never replaces an existing one. Where
-    `target` is a link, what it points to is replaced. A pipe or a device is no file to replace: it is yielded itself,
-    and the block writes straight into it.
+    The block may create a file or a folder at the temporary path. A folder replaces only an empty folder. If `target`
+    is a link, the file that it points to is replaced. A pipe or a device cannot be replaced: it is yielded itself, and
+    the block writes straight into it.
 
     Raises:
         InputError: no space left, no permission, a folder is in the way, or anything else the system refuses.
@@ -90,7 +90,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
             yield target
             return
         place = Path(os.path.realpath(target))
-        # without the target's name, which may be as long as a name can be
+        # does not contain the target's name, which may have the greatest length of a name already
         temporary = place.parent / f".{uuid.uuid4().hex[:8]}.tmp"
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -105,7 +105,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
 
 
 def check_writable(target: str | Path) -> None:
-    """Check before long work that the file `target` can be written after it; leave nothing behind."""
+    """Check, before long work, that the file `target` can be written; leave no file behind."""
     target = Path(target)
     with disk_errors(target):
         if target.is_dir():
@@ -119,13 +119,13 @@ def check_writable(target: str | Path) -> None:
 
 
 def check_not_input(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise `InputError` where the file `output` is one of the `inputs`, which it would replace."""
+    """Raise `InputError` if the file `output` is one of the `inputs`, which it would replace."""
     if output.exists() and any(one.exists() and output.samefile(one) for one in inputs):
         raise InputError(f"{output} is an input, which would be lost: give another name")
 
 
 def check_new(target: str | Path) -> None:
-    """Check before long work that `target`, a file or folder, can be written and replaces nothing."""
+    """Check, before long work, that `target`, a file or folder, can be written and replaces nothing."""
     target = Path(target)
     if target.is_dir():
         if any(target.iterdir()):
@@ -137,7 +137,7 @@ def check_new(target: str | Path) -> None:
 
 
 def write_text(target: str | Path, text: str) -> None:
-    """Write `text` as UTF-8 to `target`, whole or not at all; bytes of names that are no UTF-8 are escaped."""
+    """Write `text` as UTF-8 to `target` atomically; escape bytes of file names that are not UTF-8."""
     with write_atomically(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -148,7 +148,7 @@ def _is_special(path: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Ask the disk to hold the bytes before the rename makes them visible."""
+    """Write a file, or all files of a folder, to the disk (fsync), before a rename makes them visible."""
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             with file.open("rb") as handle:
@@ -156,11 +156,11 @@ def flush(path: Path) -> None:
 
 
 def lock_file(file: Path) -> IO[str] | str:
-    """Lock `file`; if another process holds the lock, return its name, such as "process 7 on HOST".
+    """Lock `file` and return its handle. If another process holds the lock, return its name ("process 7 on HOST").
 
-    The file is made if needed. The lock ends when the returned handle is closed or the process ends.
-    The lock belongs to the process: data workers that outlive it for a moment do not hold it. On a file system without
-    locks nothing is kept out, and nothing stops.
+    The file is created if needed. The lock ends when the handle is closed or the process ends. The lock belongs to
+    this process: data workers that live a moment longer do not hold it. On a file system without locks, the call
+    returns a handle, and other processes are not kept out.
     """
     import fcntl  # not on every system
 
@@ -184,9 +184,9 @@ def lock_file(file: Path) -> IO[str] | str:
 
 @contextmanager
 def others_wait(path: Path) -> Iterator[None]:
-    """Hold the file `path`, made if need be, while other processes that ask for it wait, also those of other machines.
+    """Lock the file `path`, created if needed, during the block; other processes wait, also on other machines.
 
-    On a file system without locks nobody waits.
+    On a file system without locks, no process waits.
     """
     import fcntl
 

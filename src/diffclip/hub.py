@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: methods of the core model, and the model card."""
+"""Models on the Hugging Face hub: the methods that `CLIP` inherits, and the model card."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 _FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
 
 
-class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types here
+class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub is untyped here
     """`save_pretrained`, `from_pretrained` and `push_to_hub`, with the files of `diffclip.save_weights`.
 
     `model_card_kwargs` of these methods are the arguments of `generate_model_card`.
@@ -75,10 +75,10 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # it has no types h
         """Make the card of this model.
 
         Args:
-            repo_id: its name on the hub.
-            recipe: of the run that trained it.
-            records: results, see `diffclip.load_records`.
-            license: of the weights, as the hub calls it.
+            repo_id: the model's name on the hub.
+            recipe: the recipe of the run that trained the model.
+            records: the results to list, see `diffclip.load_records`.
+            license: the license of the weights, by its name on the hub.
         """
         model: Any = self
         metadata = ModelCardData(

@@ -1,9 +1,9 @@
-"""Starting values of every parameter, drawn by its name, so that two models agree wherever their names do.
+"""Initialize parameters. Each draw is seeded with the parameter's name: two models agree where they share names.
 
-`matched` is SLIP's recipe for everything: timm's for the vision tower (Linear weights truncated normal 0.02, zero
-biases), OpenAI's scaled normals for the text tower with zero attention biases. `published` differs where the
-published DiffCLIP code does: its vision blocks are made after timm has initialized its own, so their Linear layers
-keep torch's default, and its text attention keeps torch's default biases.
+`matched` follows SLIP everywhere: timm's initialization for the vision tower (Linear weights truncated normal 0.02,
+zero biases), OpenAI's scaled normals with zero attention biases for the text tower. `published` follows the published
+DiffCLIP code. That code makes its vision blocks after timm has initialized the original blocks, so their Linear layers
+keep torch's default. Its text attention keeps torch's default biases.
 Sources: SLIP (github.com/facebookresearch/SLIP, models.py), DiffCLIP (github.com/hammoudhasan/DiffCLIP).
 """
 
@@ -22,14 +22,14 @@ from diffclip.errors import unknown
 
 INITS = get_args(Init)
 LOGIT_SCALE_START = math.log(1 / 0.07)
-# where the sigmoid loss starts (Zhai et al. 2023, Section 3.1): scale 10, bias −10
+# initial values for the sigmoid loss (Zhai et al. 2023, Section 3.1): scale 10, bias −10
 _SIGMOID_SCALE_START, _SIGMOID_BIAS_START = math.log(10), -10.0
 # LayerNorm epsilon of the published vision towers: (plain, differential)
 _PLAIN_EPS, _PUBLISHED_DIFFERENTIAL_EPS = 1e-6, 1e-5
 
 
 def published_norm_eps(vision: VisionConfig) -> float:
-    """The LayerNorm epsilon of the vision tower in the published weights."""
+    """Return the LayerNorm epsilon of the vision tower in the published weights."""
     return _PUBLISHED_DIFFERENTIAL_EPS if vision.attention == "differential" else _PLAIN_EPS
 
 
@@ -50,7 +50,7 @@ def initialise(named: Iterable[tuple[str, Tensor]], config: CLIPConfig, init: st
             parameter.shape, dtype=torch.float32, device="meta" if parameter.is_meta else "cpu"
         )
         if name == "visual.pos_embed" and config.vision.registers:
-            # the positions of a model without registers, and those of the registers from a seed of their own
+            # the draw of a model without registers; the registers' positions have a seed of their own
             last = 1 + config.vision.registers
             plain = torch.cat([start[:, :1], start[:, last:]], dim=1)
             _draw(plain, name, config, init, _generator(seed, name))
@@ -67,7 +67,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 
 def _drawn_as(name: str, config: CLIPConfig) -> str:
-    """Return the name to draw a parameter by: equal draws of both products make λ of an added map exactly 0."""
+    """Return the name that seeds a parameter. Both λ products of an added map share names, so that λ is exactly 0."""
     tower = config.vision if name.startswith("visual.") else config.text
     if tower.attention == "differential-added":
         return name.replace(".lambda_q2", ".lambda_q1").replace(".lambda_k2", ".lambda_k1")
@@ -143,5 +143,5 @@ def _draw_text(
 
 
 def _torch_default(t: Tensor, fan_in: int, g: torch.Generator) -> None:
-    """torch's start for Linear and Conv2d, weights and biases alike: uniform within ±1/√fan_in."""
+    """Draw torch's default for Linear and Conv2d, weights and biases alike: uniform within ±1/√fan_in."""
     t.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=g)

@@ -26,9 +26,9 @@ class CLIP(nn.Module, HubModel):
 
     Args:
         config: what to build. `model.config` is a copy with `vision.norm_eps` resolved.
-        init: starting values, "matched" (the same for every variant) or "published" (as the published code).
+        init: starting values, "matched" (the same for every variant) or "published" (as in the published code).
         attention_backend: "auto", "eager", "sdpa" or "triton", for every layer (`diffclip.differential_attention`).
-        seed: of the starting values; None draws one from torch's global generator.
+        seed: the seed of the starting values; None draws a seed from torch's global generator.
 
     Raises:
         InputError: unknown init or backend.
@@ -66,21 +66,21 @@ class CLIP(nn.Module, HubModel):
 
     @classmethod
     def unfilled(cls, config: CLIPConfig) -> CLIP:
-        """A model whose values are about to be read: none is drawn, which takes seconds at ViT-B."""
+        """Build a model for weights that are read next: skip the initial draw, which takes seconds at ViT-B."""
         with torch.device("meta"):
             model = cls(config, seed=0)
         return model.to_empty(device="cpu")
 
     def attention_layers(self) -> dict[str, list[SelfAttention]]:
-        """The attention layers in order of depth, by tower: "visual" and "text"."""
+        """Return the attention layers in order of depth, by tower: "visual" and "text"."""
         return {
             "visual": [block.attn for block in self.visual.blocks],
             "text": [block.attn for block in self.transformer.resblocks],
         }
 
     def lambdas(self) -> dict[str, Tensor]:
-        """λ of each differential layer by tower, as detached float32 [layers], also where it is fixed; [0] where the
-        layers have no λ of their own: plain ones, and those of V2, whose λ are of tokens."""
+        """Return λ of each layer, learned or fixed, by tower, as detached float32 [layers]. The shape is [0] for layers
+        without a λ of their own: plain layers, and those of V2, whose λ depends on the token."""
         found = {}
         for tower, layers in self.attention_layers().items():
             own = [layer.current_lambda().detach() for layer in layers if isinstance(layer, LambdaAttention)]
@@ -95,7 +95,7 @@ class CLIP(nn.Module, HubModel):
                 layer.backend = name
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only block inputs for the backward pass of both towers, and compute the rest again."""
+        """Keep only block inputs for the backward pass of both towers, and recompute the rest."""
         self.visual.set_grad_checkpointing(enable)
         self.transformer.grad_checkpointing = enable
 
@@ -112,7 +112,7 @@ class CLIP(nn.Module, HubModel):
         self.visual.set_input_size(img_size=(image_size, image_size))
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
-        """Normalized images [B, 3, S, S] to features [B, embed_dim], of unit length if `normalize`.
+        """Encode normalized images [B, 3, S, S] as features [B, embed_dim], of unit length if `normalize`.
 
         Raises:
             InputError: images of another size.
@@ -124,15 +124,15 @@ class CLIP(nn.Module, HubModel):
     def encode_patches(
         self, images: Tensor, normalize: bool = False, readout: Readout = "attention"
     ) -> Tensor:
-        """Normalized images [B, 3, S, S] to features of every patch [B, rows·columns, embed_dim], row by row.
+        """Encode normalized images [B, 3, S, S] as features of every patch [B, rows·columns, embed_dim], row by row.
 
         Each patch goes through the final norm and the projection, as the class token does; registers are left out.
         Patch dropout does not apply.
 
         Args:
             normalize: make features of unit length.
-            readout: "attention", the last layer's patches, or "last-values": the last layer puts out its values through
-                its output projection, without attention, residual and MLP, as MaskCLIP describes it (Zhou et al. 2022,
+            readout: "attention" takes the last layer's output. "last-values" takes the last layer's values through its
+                output projection, without attention, residual and MLP, as MaskCLIP describes it (Zhou et al. 2022,
                 arXiv:2112.01071, Section 3.2: the value layer and the last linear layer as two 1×1 convolutions). The
                 values are those of `SelfAttention.own_values`. The final norm removes their scale.
 
@@ -157,10 +157,10 @@ class CLIP(nn.Module, HubModel):
             raise InputError(f"images are {list(images.shape)}: this model takes [B, 3, {size}, {size}]")
 
     def encode_text(self, tokens: Tensor, normalize: bool = False, skip_padding: bool = False) -> Tensor:
-        """Token ids [B, L ≤ context_length] to features [B, embed_dim], read at the largest id (end of text).
+        """Encode token ids [B, L ≤ context_length] as features [B, embed_dim], taken at the largest id (end of text).
 
-        `skip_padding` computes no token past the last end of text in the batch, which a causal tower never looks at:
-        the features are the same, short captions take a fraction of the time, but shapes then depend on the texts.
+        `skip_padding` cuts off the tokens past the last end of text in the batch, which a causal tower never looks at.
+        The features stay the same, and short captions take a fraction of the time. Shapes then depend on the texts.
 
         Raises:
             InputError: more tokens than the context.
@@ -177,8 +177,8 @@ class CLIP(nn.Module, HubModel):
         return F.normalize(features, dim=-1) if normalize else features
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-        """Unit-length "image_features" and "text_features" [B, embed_dim], "logit_scale" after exp (0-dim), and a
-        "logit_bias" (0-dim) where the configuration has one."""
+        """Return unit-length "image_features" and "text_features" [B, embed_dim], "logit_scale" after exp (0-dim), and
+        "logit_bias" (0-dim) if the configuration has one."""
         out = {
             "image_features": self.encode_image(images, normalize=True),
             "text_features": self.encode_text(tokens, normalize=True),
@@ -194,7 +194,7 @@ def create_model(
     image_size: int | None = None,
     seed: int | None = None,
 ) -> CLIP:
-    """A named model, `<variant>-<size>` (for example "DiffCLIP-ViT-B-16"), with fresh weights.
+    """Build a named model, `<variant>-<size>` (for example "DiffCLIP-ViT-B-16"), with random weights.
 
     Raises:
         InputError: unknown name, init or backend, or an image size that is not a multiple of the patch.

@@ -1,6 +1,6 @@
-"""`load`: a model ready for use, with the preparation of its images and texts; models and devices by their names.
+"""Load models with the preparation of their images and texts; find models and devices by name.
 
-Nothing heavy is imported before it is needed: commands check names first.
+Heavy modules are imported only when they are needed, because commands check names first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL_HELP = (
 )
 _RANDOM_SEED = 0
 RANDOM = f"random, seed {_RANDOM_SEED}"
-"""The `weights` of records of a model with random weights."""
+"""The value of `weights` in the records of a model with random weights."""
 _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
@@ -41,9 +41,8 @@ _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 class Loaded:
     """A model in evaluation mode on the CPU, its preparation of images and texts, and its origin.
 
-    `label` is the run's name without its seed (`CLIP` of `runs/demo/CLIP-s0`), else the architecture's name. `weights`
-    says where the values came from. `recipe` is that of the run, as are `seed`, `init`, `data` (the training set) and
-    `steps`.
+    `label` is the run's name without its seed (`CLIP` for `runs/demo/CLIP-s0`), else the architecture's name. `weights`
+    names the origin of the weights. `seed`, `init`, `data` (the training set), `steps` and `recipe` describe the run.
     """
 
     model: CLIP
@@ -65,13 +64,13 @@ def load(
 
     Args:
         source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
-            file, or `hf-hub:OWNER/NAME`, with `@REVISION` after it where it is not the newest; also a model of another
-            library, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER`, converted on the way.
-        model: the model's name, where the file cannot tell it (a published DiffCLIP-dynamic).
+            file, or `hf-hub:OWNER/NAME` (with `@REVISION` for one that is not the newest); also a model of another
+            library, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER`, which is converted.
+        model: the model's name, if the file does not tell it (a published DiffCLIP-dynamic).
         image_size: take images of this size; position embeddings are resampled.
 
     Raises:
-        InputError: nothing usable at `source`, or it holds another model than `model`.
+        InputError: `source` has no usable weights, or weights of another model than `model`.
     """
     from diffclip.config import OPEN_CLIP, TRANSFORMERS
     from diffclip.model import CLIP
@@ -91,7 +90,7 @@ def load(
 
 
 def prepared(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTransform, Tokenizer]:
-    """`model` in evaluation mode, taking images of `image_size`, with its image and text preparation."""
+    """Set `model` to evaluation mode and to `image_size`; return it with its image and text preparation."""
     from diffclip.data.transforms import EvalTransform
     from diffclip.tokenizer import Tokenizer
 
@@ -111,9 +110,7 @@ def read_config(source: str | Path) -> CLIPConfig:
 
 
 def locate(source: str | Path, cache_dir: str | None = None) -> Path:
-    """Return `source` as a path; a name on the hub is fetched into a local folder first, in
-    `cache_dir` or the hub's own cache.
-    """
+    """Return `source` as a path; fetch a name on the hub into `cache_dir` or the hub's own cache first."""
     from diffclip.config import HUB_PREFIX
 
     if not str(source).startswith(HUB_PREFIX):
@@ -124,10 +121,10 @@ def locate(source: str | Path, cache_dir: str | None = None) -> Path:
 
 
 def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
-    """Return the folder on this machine with the weights of a repository, fetched or found in the hub's cache.
+    """Return the local folder with the weights of a repository, which are fetched or found in the hub's cache.
 
     Args:
-        options: of `huggingface_hub.snapshot_download`.
+        options: passed to `huggingface_hub.snapshot_download`.
     """
     from huggingface_hub import snapshot_download
 
@@ -151,7 +148,7 @@ def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
     named, positions = named_config(model), weights.state.get("visual.pos_embed")
     if positions is None or positions.ndim != 3:
         return named
-    # the image size that it was trained with, which the name does not tell
+    # the name does not tell the image size of the training; the position embeddings do
     grid = math.isqrt(max(positions.shape[1] - 1 - named.vision.registers, 0))
     return resized(named, grid * named.vision.patch_size) if grid else named
 
@@ -160,12 +157,12 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     """Load the model that `source` names.
 
     Args:
-        source: as for `diffclip.load`, or a model's name, which has random weights: a line on stderr says so.
-        model_name: what a file holds, where it cannot tell (a published DiffCLIP-dynamic).
+        source: as for `diffclip.load`, or a model's name for random weights, of which a line on stderr warns.
+        model_name: the model in a file that does not tell it (a published DiffCLIP-dynamic).
         image_size: take images of this size; None: the model's own.
 
     Raises:
-        InputError: nothing has that name (the nearest model is offered), or it holds no usable weights.
+        InputError: `source` does not exist (the message offers the nearest name), or has no usable weights.
     """
     from diffclip.config import name_of
 
@@ -181,7 +178,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
         )
         path, read = RANDOM, prepared(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
     else:
-        checkpoint = Path(path).resolve()  # of a run that still trains, `best` may move meanwhile
+        checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
         read = load(checkpoint if in_run else path, model=model_name, image_size=image_size)
         facts = _facts(checkpoint) if in_run else {}
@@ -189,7 +186,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
 
 
 def runs_in(source: str) -> list[str]:
-    """List the runs with a checkpoint in a folder of runs; any other source is itself."""
+    """List the runs with a checkpoint in a folder of runs; return any other source as the only item."""
     folder = Path(source)
     if not folder.is_dir() or (folder / "checkpoints").is_dir():
         return [source]
@@ -214,7 +211,7 @@ def find_model(source: str) -> str | None:
 
 
 def recipe_of(run: Path) -> dict[str, Any] | None:
-    """Read the recipe of the run in the folder `run`; None where there is none that can be read."""
+    """Read the recipe of the run in the folder `run`; return None if it is missing or unreadable."""
     import yaml
 
     try:
@@ -225,7 +222,7 @@ def recipe_of(run: Path) -> dict[str, Any] | None:
 
 
 def _facts(checkpoint: Path) -> dict[str, Any]:
-    """Label, recipe, seed, init, data (the training set) and steps of the run that wrote `checkpoint`."""
+    """Return label, recipe, seed, init, data (the training set) and steps of the run that wrote `checkpoint`."""
     run = checkpoint.parent.parent
     facts: dict[str, Any] = {"recipe": (recipe := recipe_of(run)), "steps": None}
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -234,10 +231,10 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
         return facts
     data = recipe.get("data")
     train = data.get("train") if isinstance(data, dict) else None
-    while isinstance(train, list | dict):  # of several sources the first
+    while isinstance(train, list | dict):  # the first of several sources
         train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
     text = str(train or "")
-    if "://" in text:  # without credentials and a query
+    if "://" in text:  # leave out credentials and the query
         text = re.sub(r"^.*?://([^/]*@)?", "", text).partition("?")[0]
     folders = [part for part in Path(text).parts if part not in ("train", "/") and not part.endswith(".tar")]
     return facts | {
@@ -254,7 +251,7 @@ def pick_device(name: str) -> torch.device:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cudnn.allow_tf32 = False  # float32 is float32, also in the convolution that makes patches
+    torch.backends.cudnn.allow_tf32 = False  # float32 without TF32, also in the patch convolution
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError):

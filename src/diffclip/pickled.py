@@ -33,7 +33,7 @@ def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
         (scalar, "numpy.core.multiarray.scalar"),
         (scalar, "numpy._core.multiarray.scalar"),
         (codecs.encode, "_codecs.encode"),
-        # pure paths: a path in a file is a name, and need not be of this system's kind
+        # pure paths, because a path in a file is only a name, and may come from another kind of system
         *((pathlib.PurePosixPath, f"{module}.PosixPath") for module in ("pathlib", "pathlib._local")),
         *((pathlib.PureWindowsPath, f"{module}.WindowsPath") for module in ("pathlib", "pathlib._local")),
     ]
@@ -46,7 +46,7 @@ def read_pickle(path: Path) -> Any:
         torch.serialization.safe_globals(_allowed()),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # torch warns of what it then refuses
+        warnings.simplefilter("ignore")  # torch warns about objects that it then refuses
         try:
             try:
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -54,7 +54,7 @@ def read_pickle(path: Path) -> Any:
                 if "mmap" not in str(error):  # files of torch < 1.6 are no archives and cannot be mapped
                     raise
                 return torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, KeyError) as error:  # a text is an unknown code to it
+        except (pickle.UnpicklingError, KeyError) as error:  # a text file has unknown opcodes
             asked = re.search(r"GLOBAL ([\w.]+)", str(error))
             if asked:
                 raise InputError(

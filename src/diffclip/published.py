@@ -1,6 +1,6 @@
-"""The layout of the published checkpoints, and the conversion between it and ours.
+"""Convert weights between the layout of the published checkpoints and ours.
 
-Ours has one fused `qkv` and an `out_proj` in every attention layer. The published files have, by kind of layer:
+Our layout has one fused `qkv` and an `out_proj` in every attention layer. The published files have, by kind of layer:
 differential `{q,k,v,out}_proj`; plain vision `qkv`, `proj`; plain text `in_proj_{weight,bias}`, `out_proj`. All other
 names are the same. Sources: the released DiffCLIP code and SLIP's CLIP, its baseline.
 """
@@ -37,7 +37,7 @@ def is_published(state: State) -> bool:
 
 
 def from_published(state: State) -> dict[str, Tensor]:
-    """Convert published names to ours; other names stay, for the strict check to report."""
+    """Convert published names to ours; other names stay, so that the strict check reports them."""
     ours: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if match := _SPLIT.match(name):
@@ -56,7 +56,7 @@ def from_published(state: State) -> dict[str, Tensor]:
 
 
 def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
-    """Convert our names to the published ones; also of gradients, or anything keyed as the parameters."""
+    """Convert our names to the published ones, also for gradients or other tensors that are keyed like parameters."""
     for kind in (config.vision.attention, config.text.attention):
         if kind not in ("softmax", "differential"):
             raise InputError(f"attention {kind} has no published layout: save a folder instead")
@@ -81,8 +81,8 @@ def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
 def infer_config(state: State) -> CLIPConfig:
     """Infer the configuration of weights with our names from their names and shapes.
 
-    λ_init leaves no trace in the weights: a differential model is taken to be the one with 0.8. The number of heads
-    of a plain tower leaves none either: it is that of the named model with these widths.
+    The weights do not show λ_init: a differential model is assumed to have 0.8. They do not show the number of heads of
+    a plain tower either: it is taken from the named model whose tower has the same width and layers.
     """
     try:
         patch = state["visual.patch_embed.proj.weight"]

@@ -15,7 +15,7 @@ from diffclip.errors import InputError
 
 
 class Tokenizer:
-    """Callable: a text or texts to int64 ids [n, context_length], padded with 0.
+    """Callable that converts one or several texts to int64 ids [n, context_length], padded with 0.
 
     Raises (when called):
         InputError: the model's vocabulary is smaller than the tokenizer's.
@@ -46,7 +46,7 @@ class Tokenizer:
 
 @cache
 def _open_clip_tokenizer(context_length: int) -> Any:
-    """Load OpenCLIP's tokenizer from its file alone: `import open_clip` takes seconds, for transformers above all."""
+    """Load OpenCLIP's tokenizer from its file alone: `import open_clip` takes seconds, mostly for transformers."""
     package: Any = importlib.util.find_spec("open_clip")
     file = Path(package.submodule_search_locations[0]) / "tokenizer.py"
     spec: Any = importlib.util.spec_from_file_location("open_clip_tokenizer", file)

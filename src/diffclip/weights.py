@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", "checkpoint_best.pt"
-CONFIG_KEY = "diffclip_config"  # in a `.pt` file of ours, or among the notes of open_clip's trainer
+CONFIG_KEY = "diffclip_config"  # in our files, and in the metadata that open_clip's trainer saves
 
 
 def _find_weights(path: str | Path) -> Path:
@@ -59,8 +59,8 @@ class Weights(NamedTuple):
 def read_weights(path: str | Path) -> Weights:
     """Read the weights file of `path`: itself, or the file in a saved folder, a run folder or a folder of the hub.
 
-    A `config.json` counts only beside `model.safetensors`: elsewhere it is another program's. Files of ours carry the
-    configuration inside too, so that they may be moved.
+    A `config.json` is read only beside `model.safetensors`: beside other files it belongs to another program. Our files
+    also have the configuration inside, so that they can be moved.
     """
     file = _find_weights(path)
     inside: object
@@ -122,8 +122,8 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
 
 def load_weights(model: CLIP, path: str | Path) -> CLIP:
     """Read weights into `model` and return it. A file in the published layout also sets the published LayerNorm
-    epsilon, whatever the model's init was, and records it in `model.config`; one with a configuration sets its own,
-    and the preparation of images that it was trained with.
+    epsilon, whatever the model's init was, and records it in `model.config`. A file with a configuration sets the
+    epsilon and the image preparation of that configuration.
 
     Raises:
         InputError: unreadable weights, or weights for another model: the line lists what is missing, what is extra
@@ -133,7 +133,7 @@ def load_weights(model: CLIP, path: str | Path) -> CLIP:
 
 
 def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
-    """Put weights that are read already into `model`, as `load_weights` does; `source` names them in messages."""
+    """Put weights that have been read into `model`, as `load_weights` does; `source` names them in messages."""
     state, published, config = weights
     check_fit(model, state, source)
     if config is not None:
@@ -148,7 +148,7 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
 
 
 def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None:
-    """Refuse weights whose saved configuration differs where shapes do not show it."""
+    """Raise `InputError` if the weights' saved configuration differs in a setting that shapes do not show."""
 
     def facts(of: CLIPConfig) -> dict[str, Any]:
         told: dict[str, Any] = {}
@@ -199,10 +199,9 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
 
 
 def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write `config.json` and `model.safetensors` to `folder`, each whole or not at all.
+    """Write `config.json` and `model.safetensors` to `folder`, each file atomically.
 
-    `state` is the model's state dict where that has been brought together from several processes. Where the disk
-    refuses, `InputError` is raised.
+    `state` is the model's state dict if it has been gathered from several processes. A disk error raises `InputError`.
     """
     plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
     state = plain.state_dict() if state is None else state
@@ -215,8 +214,8 @@ def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | 
 def save_published(model: CLIP, file: str | Path) -> None:
     """Write a `.pt` file in the published layout: `state_dict` with `module.` before each name.
 
-    The configuration goes beside it as JSON text, so that nothing is lost on the way back; other readers ignore it.
-    Where the disk refuses, `InputError` is raised.
+    The file also holds the configuration as JSON text, so that nothing is lost when it is read again; other readers
+    ignore it. A disk error raises `InputError`.
     """
     plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
     state = to_published(plain.state_dict(), plain.config)
@@ -224,7 +223,7 @@ def save_published(model: CLIP, file: str | Path) -> None:
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},
         CONFIG_KEY: plain.config.model_dump_json(),
     }
-    # torch keeps a file that it opened itself open when writing fails; ours is closed
+    # if writing fails, torch leaves a file open that it opened itself; `with` closes ours
     with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:
         torch.save(contents, handle)
 

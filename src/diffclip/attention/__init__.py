@@ -1,4 +1,4 @@
-"""Softmax attention and differential attention, each with a plain twin for every fast path."""
+"""Attention layers and operators; the backend "eager" is the plain reference for every fast path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from diffclip.attention.variants import (
 if TYPE_CHECKING:
     from diffclip.config import AttentionKind, Differential
 
-# what `attention` in a tower's configuration means
+# the layer for each value of `attention` in a tower's configuration
 ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {
     "softmax": SoftmaxAttention,
     "differential": DifferentialAttention,
@@ -34,7 +34,7 @@ ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {
 
 
 def settings_of(kind: AttentionKind, differential: Differential | None) -> dict[str, Any]:
-    """The arguments of the layer of `kind` that `differential` changes: it means "differential" layers alone."""
+    """Return the arguments that `differential` changes in a layer of `kind`; only "differential" layers have any."""
     if kind != "differential" or differential is None:
         return {}
     return differential.model_dump(exclude_defaults=True)

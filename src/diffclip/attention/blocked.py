@@ -1,10 +1,10 @@
-"""The formula over blocks of rows, for CPUs: the maps of a few heads and rows at a time, which the cache still holds.
+"""Differential attention over blocks of rows, for CPUs. The maps of a few heads and rows at a time fit into the cache.
 
-(A1 − λ·A2)·V takes one product with V, where two fused calls take two, and memory is linear in the tokens: the backward
-pass makes the maps again (arXiv:2205.14135). Maps, λ and sums are float32 at least, products in the inputs' type.
+(A1 − λ·A2)·V takes one product with V, two fused calls take two. Memory is linear in the tokens, because the backward
+pass recomputes the maps (arXiv:2205.14135). Maps, λ and sums are float32 at least, products in the inputs' dtype.
 
-Each thread takes the next share of the work when it is done with one, and works through it alone. torch's own loops
-split every operation among all cores and wait for the slowest, which on a busy machine is most of the time.
+Each thread works through one share of the work alone, then takes the next one. torch's own loops split every operation
+among all cores and wait for the slowest core, which takes most of the time on a busy machine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _BLOCK_ELEMENTS = 320 * 1024
 
 
 class _Share(NamedTuple):
-    """One thread's work at a time: blocks of the rows of heads `first` … `end` of one sample."""
+    """A unit of work for one thread: blocks of rows of one sample, for the heads from `first` to before `end`."""
 
     sample: int
     first: int
     end: int
     blocks: list[slice]
-    part: int  # of the `parts` that the rows of these heads are shared out in
+    part: int  # index of this share among the shares of these heads
 
 
 def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
@@ -42,13 +42,13 @@ def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> 
 
 
 def _shares(v: Tensor) -> list[_Share]:
-    """The work for v [B, H, N, e], at least two shares per thread where there are as many blocks."""
+    """Divide the work for v [B, H, N, e] into at least two shares per thread, if there are enough blocks."""
     batch, heads, tokens, _ = v.shape
     together = max(1, min(heads, _BLOCK_ELEMENTS // (tokens * min(tokens, 128))))
     while heads % together:
         together -= 1
     rows = max(1, min(tokens, _BLOCK_ELEMENTS // (together * tokens)))
-    rows = -(-tokens // -(-tokens // rows))  # blocks of like size
+    rows = -(-tokens // -(-tokens // rows))  # blocks of similar size
     blocks = [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
     groups = batch * heads // together
     parts = min(len(blocks), -(-2 * torch.get_num_threads() // groups)) if groups else 1
@@ -61,9 +61,9 @@ def _shares(v: Tensor) -> list[_Share]:
 
 
 class _Heads:
-    """A thread's copies of one share after the other: G heads, R rows, K keys of a block.
+    """A thread's copies of its current share. Shapes: G heads, R rows, K keys of a block.
 
-    Memory is taken once per thread, since a fresh page costs as much as the arithmetic on it.
+    Memory is allocated once per thread, because a fresh page costs as much as the arithmetic on it.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, share: _Share, buffers: int) -> None:
@@ -74,7 +74,7 @@ class _Heads:
         self.v = v.new_empty(heads, *v.shape[2:])
 
     def take(self, share: _Share) -> None:
-        """Move on to the heads of `share`; scores are scaled through the keys."""
+        """Copy the heads of `share`; the copied keys contain the scale of the scores."""
         q, k, v, lam = self._tensors
         self.pairs = [(share.sample, slice(2 * share.first + i, 2 * share.end, 2)) for i in (0, 1)]
         self.values = (share.sample, slice(share.first, share.end))
@@ -85,12 +85,12 @@ class _Heads:
         self.lam = lam[self.values]
 
     def maps(self, rows: slice, keys: int, causal: bool) -> tuple[Tensor, Tensor]:
-        """A1 and A2 [G, R, K] of some rows, in the first two buffers."""
+        """Compute A1 and A2 [G, R, K] of `rows`, in the first two buffers."""
         size = (len(self.v), rows.stop - rows.start, keys)
         first, second = (buffer[: size[0] * size[1] * size[2]].view(size) for buffer in self.scratch[:2])
         for q, k, a in zip(self.q, self.k, (first, second), strict=True):
             s = _product(q[:, rows], k[:, :keys].mT, a)
-            if causal:  # what lies past a row is in the last square of the block
+            if causal:  # keys past a row are only in the last square of the block
                 future = torch.ones(size[1], size[1], dtype=torch.bool, device=q.device).triu(1)
                 s[..., rows.start :].masked_fill_(future, float("-inf"))
             torch.softmax(s, dim=-1, out=a)
@@ -99,23 +99,23 @@ class _Heads:
 
 @functools.cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads whose torch operations do not use further ones; a forked `process` has to start its own."""
+    """Start threads whose torch operations use no further threads; a forked process (id `process`) starts its own."""
     started = threading.Barrier(threads + 1)
 
     def start() -> None:
-        torch.set_num_threads(1)  # of this thread, and of those that first use torch later on
+        torch.set_num_threads(1)  # for this thread, and for threads that first use torch later
         started.wait()
 
     pool = ThreadPoolExecutor(threads, "attention", initializer=start)
     for _ in range(threads):
         pool.submit(int)
     started.wait()
-    torch.set_num_threads(threads)  # for those that come later
+    torch.set_num_threads(threads)  # for threads that first use torch later
     return pool
 
 
 def _share_out(shares: list[_Share], work: Callable[[Iterator[_Share]], None]) -> None:
-    """Let as many threads as torch uses `work` on shares, each taken by the thread that comes first."""
+    """Run `work` in as many threads as torch uses; each share goes to the first thread that is free."""
     if not shares:  # an empty batch
         return None
     threads = min(torch.get_num_threads(), len(shares))
@@ -123,7 +123,7 @@ def _share_out(shares: list[_Share], work: Callable[[Iterator[_Share]], None]) -
     if threads < 2:
         return work(waiting)
 
-    inference = torch.is_inference_mode_enabled()  # each thread has a mode of its own
+    inference = torch.is_inference_mode_enabled()  # the mode is per thread
 
     def run() -> None:
         with torch.inference_mode(inference), torch.no_grad():
@@ -158,12 +158,12 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tens
 def _backward_of(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and λ [B, H, N, 1]."""
+    """Return the gradients of q, k, v and λ [B, H, N, 1]."""
     tokens, scale = q.shape[-2], q.shape[-1] ** -0.5
     dq, dlam = torch.empty_like(q), lam.new_empty(lam.shape)
     shares = _shares(v)
     parts = max((share.part + 1 for share in shares), default=1)
-    # each part of the rows has sums of its own, so that they are added in the same order in every run
+    # each part of the rows has its own sums, so that every run adds them in the same order
     dks, dvs = ([torch.empty_like(x, dtype=lam.dtype) for _ in range(parts)] for x in (k, v))
 
     def work(waiting: Iterator[_Share]) -> None:
@@ -184,7 +184,7 @@ def _backward_of(
                     if factor is not None:
                         torch.mul(second, through, out=first)
                         dlam[group.values][:, rows] = -first.sum(-1, keepdim=True)
-                    # in place: row by row the map is read before it is written
+                    # in place is safe: each row of the map is read before it is written
                     torch._softmax_backward_data(through, a, -1, lam.dtype, grad_input=a)
                     to_q = torch.bmm(a.to(q.dtype), group.k[which][:, :keys])
                     q_rows = group.q[which][:, rows]
@@ -199,14 +199,14 @@ def _backward_of(
 
 
 def _product(a: Tensor, b: Tensor, into: Tensor) -> Tensor:
-    """a·b, made in their type, in `into`."""
+    """Compute a·b in their dtype, and store it in `into`."""
     if into.dtype == a.dtype:
         return torch.bmm(a, b, out=into)
     return into.copy_(torch.bmm(a, b))
 
 
 def _add(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0) -> None:
-    """total += factor·a·b, with the product in b's type and the sum in total's."""
+    """total += factor·a·b, with the product in b's dtype and the sum in total's."""
     if total.dtype == b.dtype:
         torch.baddbmm(total, a, b, alpha=factor, out=total)
     else:

@@ -1,4 +1,4 @@
-"""One table of backends, and the operators that choose from it.
+"""The table of attention backends, and the operators that choose from it.
 
 Differential attention: DiffCLIP (TMLR 2025) Section 3.2, after Differential Transformer, arXiv:2410.05258.
 """
@@ -17,18 +17,18 @@ from diffclip.errors import InputError, unknown
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": fused}
 
-# On a CPU whole maps are quicker than fused calls and blocks while rows are short, and in half precision while all maps
-# of a step fit in memory: up to so many tokens `auto` makes them (benchmarks/attention.py, docs/log.md). Plain
-# attention in float32 has a fused call that is never slow.
+# Up to this many tokens, "auto" makes whole maps on a CPU. They are faster than fused calls and blocks while rows are
+# short, and in half precision while all maps of a step fit in memory (benchmarks/attention.py, docs/log.md). Plain
+# attention in float32 has no entry, because its fused call is never slow.
 _CPU_EAGER_UP_TO_TOKENS = {torch.float32: 128, torch.bfloat16: 320, torch.float16: 256}
 _CPU_PLAIN_EAGER_UP_TO_TOKENS = {torch.bfloat16: 320, torch.float16: 128}
 
 
 def check_backend(name: str) -> str:
-    """`name`, if it is "auto" or a backend.
+    """Return `name` if it is "auto" or a backend.
 
     Raises:
-        InputError: it is neither; the nearest one is offered.
+        InputError: unknown backend; the message offers the nearest one.
     """
     if name != "auto" and name not in BACKENDS:
         raise unknown("attention backend", name, ["auto", *BACKENDS])
@@ -40,7 +40,7 @@ def softmax_attention(
 ) -> Tensor:
     """Plain attention, softmax(Q·Kᵀ/√d)·V, for q, k, v [B, heads, N, d]; returns [B, heads, N, d].
 
-    `dropout_p` is the share of each map's entries to drop, which the backend "eager" does, whatever was asked for.
+    `dropout_p` is the share of each map's entries to drop. Only "eager" can drop, and it then replaces `backend`.
 
     Raises:
         InputError: unknown backend.
@@ -72,22 +72,22 @@ def differential_attention(
     Args:
         q: [B, 2·H, N, d]; heads 2i and 2i+1 are a pair.
         k: as `q`.
-        v: [B, H, N, e]; e = 2·d in DiffCLIP, any in general. The output has its type.
+        v: [B, H, N, e]; e = 2·d in DiffCLIP, any in general. The output has the dtype of v.
         lam: λ as a number, a 0-dim tensor, [H], or [B, H, N]; gradients flow to it. Used in float32 (float64
-            where the inputs are).
+            for float64 inputs).
         causal: token n sees tokens 0 … n.
         backend: "auto", "eager" (the formula), "sdpa" (torch's fused attention; blocks of rows on a CPU) or "triton"
             (one fused kernel, on a GPU).
         norm_weight: [e], the gain of the RMS norm over each head's output, or None for no norm.
         norm_eps: the norm's epsilon.
         out_scale: factor after the norm, (1 − λ_init) in DiffCLIP.
-        dropout_p: share of each map's entries to drop. Only "eager" does this, and is then used.
+        dropout_p: share of each map's entries to drop. Only "eager" can drop, and it then replaces `backend`.
 
     Returns:
         [B, H, N, e].
 
     Raises:
-        InputError: shapes that do not fit together, or an unknown backend.
+        InputError: shapes or dtypes that do not fit together, or an unknown backend.
     """
     _check_shapes(q, k, v, norm_weight)
     lam = per_head(lam, v)
@@ -112,12 +112,12 @@ def differential_attention_packed(
     out_scale: float = 1.0,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """`differential_attention` of what one projection made, for layers: the fused kernel takes and fills it whole.
+    """Run `differential_attention` on the output of one fused projection, which the fused kernel reads without a copy.
 
     Args:
-        qkv: [B, N, 3·C]: queries and keys of `heads` heads of size C / heads, values of half as many, twice the size.
+        qkv: [B, N, 3·C]: queries and keys of `heads` heads of size C / heads, values of half as many, twice as wide.
         heads: query heads, an even number.
-        lam, causal, backend, norm_weight, norm_eps, out_scale, dropout_p: as there.
+        lam, causal, backend, norm_weight, norm_eps, out_scale, dropout_p: as in `differential_attention`.
 
     Returns:
         [B, N, C], heads side by side.
@@ -136,7 +136,7 @@ def differential_attention_packed(
 
 
 def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
-    """The backend that differential attention of q [B, 2·H, N, d] and v [B, H, N, e] runs on.
+    """Return the backend for differential attention of q [B, 2·H, N, d] and v [B, H, N, e].
 
     Raises:
         InputError: unknown backend.
@@ -146,10 +146,10 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
             return "eager"
         if q.device.type == "cpu":
             return "eager" if q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS.get(q.dtype, 128) else "sdpa"
-        # float32 runs outside the tensor cores, in tiles so small that they may be slower than two fused calls
+        # float32 runs outside the tensor cores, in tiles so small that two fused calls may be faster
         return "triton" if q.dtype != torch.float32 and fused.unfusable(q, v) is None else "sdpa"
     if backend == "triton":
-        # asked only here: the first question launches a kernel
+        # ask only if needed: the first call of `unfusable` launches a kernel
         unfusable = "attention dropout needs the maps" if dropout_p > 0 else fused.unfusable(q, v)
         if unfusable is not None:
             say_once(f'attention backend "triton" is not used, "eager" takes its place: {unfusable}')

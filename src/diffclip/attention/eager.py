@@ -1,6 +1,6 @@
-"""The formulas, literally: every map is made. The reference that the fast backends are held against.
+"""The plain formulas, in which every map is made. They are the reference for tests of the fast backends.
 
-Softmax rows, their difference and λ are float32 at least; the product with V is in V's type.
+Softmax rows, their difference and λ are float32 at least; the product with V is in V's dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from diffclip.attention.lambdas import accumulator
 
 
 def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """softmax(Q·Kᵀ/√d), float32 at least, [B, heads, N, N] for q, k [B, heads, N, d]."""
+    """Compute softmax(Q·Kᵀ/√d), float32 at least, [B, heads, N, N] for q, k [B, heads, N, d]."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -31,6 +31,6 @@ def differential(
     q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool, dropout_p: float = 0.0
 ) -> Tensor:
     """(A1 − λ·A2)·V before the head norm: q, k [B, 2·H, N, d], v [B, H, N, e], λ as `lambdas.per_head` shapes it."""
-    # slices of one tensor of all maps would each fill a gradient of its size
+    # two calls: if both were slices of one tensor, each would fill a gradient of that tensor's size
     first, second = (F.dropout(softmax_maps(q[:, i::2], k[:, i::2], causal), dropout_p) for i in (0, 1))
     return (first - lam * second).to(v.dtype) @ v

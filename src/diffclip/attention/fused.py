@@ -1,6 +1,6 @@
-"""The fused kernels: both maps, their difference, the product with V, the head norm and the factor after it at once.
+"""The fused kernels: one computes both maps, their difference, the product with V, the head norm and its factor.
 
-Plain attention has a fused kernel in torch already, which is used here too.
+Plain attention uses torch's own fused kernel.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from diffclip.attention.sdpa import softmax
 __all__ = ["differential", "differential_packed", "softmax", "unfusable"]
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
-# Triton's interpreter runs the kernels on a CPU, slowly, to test them; like Triton, this asks once
+# Triton's interpreter runs the kernels on a CPU, slowly, for tests; like Triton, read the variable once
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LARGEST = (128, 256)  # head sizes of queries and of values
-_CAPABILITY = (8, 0)  # bfloat16, and shared memory for the tiles of the backward pass
+_CAPABILITY = (8, 0)  # for bfloat16, and for shared memory that holds the backward pass's tiles
 
 
 def unfusable(q: Tensor, v: Tensor) -> str | None:
-    """Why the kernels cannot take q [B, 2·H, N, d] and v [B, H, N, e], or None if they can."""
+    """Return why the kernels cannot take q [B, 2·H, N, d] and v [B, H, N, e], or None if they can."""
     if not _INSTALLED:
         return "Triton is not installed"
     if q.device.type != "cuda" and not _INTERPRETED:
@@ -41,7 +41,7 @@ def unfusable(q: Tensor, v: Tensor) -> str | None:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def unusable(index: int) -> str | None:
-    """Why no kernel can run on GPU `index`, or None: its age, or the error of a first tiny launch."""
+    """Return why no kernel can run on GPU `index` (it is too old, or a first tiny launch failed), or None."""
     return _tried(index)
 
 
@@ -51,7 +51,7 @@ def _tried(index: int) -> str | None:
     if capability < _CAPABILITY:
         return f"the GPU has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0"
     try:
-        with _disable_current_modes():  # a trace of a model has no tensors to launch with
+        with _disable_current_modes():  # tracing makes fake tensors, which kernels cannot take
             _launch(torch.device("cuda", index))
     except Exception as error:  # no C compiler for Triton's launcher, no room on the GPU, a driver too old, …
         line = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -82,7 +82,7 @@ def differential(
     eps: float,
     out_scale: float,
 ) -> Tensor:
-    """As `diffclip.differential_attention`, λ as `lambdas.per_head` shapes it."""
+    """Compute `diffclip.differential_attention`, with λ as `lambdas.per_head` shapes it."""
     from diffclip.attention.kernels.operator import fused_attention
 
     lam = lam.expand(*v.shape[:3], 1).squeeze(-1)
@@ -93,7 +93,7 @@ def differential(
 def differential_packed(
     qkv: Tensor, heads: int, lam: Tensor, causal: bool, gain: Tensor | None, eps: float, out_scale: float
 ) -> Tensor:
-    """The same for qkv [B, N, 3·C] from one projection, λ as `lambdas.per_head` shapes it; returns [B, H, N, e]."""
+    """Do the same for qkv [B, N, 3·C] from one projection; return [B, H, N, e]."""
     from diffclip.attention.kernels.operator import fused_attention_packed
 
     batch, tokens, _ = qkv.shape

@@ -1,8 +1,8 @@
 """Gated attention: a sigmoid gate, computed from the layer's input, on each head's output.
 
 Qiu et al., "Gated Attention for Large Language Models" (arXiv:2505.06708), position G1: the output of a head is
-multiplied by sigmoid(W·x) before the output projection, one number per element or one per head. Like differential
-attention it lets a head put out nothing without a sink token, with one map instead of two.
+multiplied by sigmoid(W·x) before the output projection, one number per element or one per head. As in differential
+attention, a head can output nothing without a sink token, but it needs one map instead of two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Head shapes: the fused projection split into heads before the maps, the head norm and its factor after them."""
+"""Split the fused projection into heads before the maps; apply the head norm and its factor after them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def split_heads(qkv: Tensor, heads: int, value_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [B, N, 3·C] to views q, k [B, heads, N, C/heads] and v [B, value_heads, N, C/value_heads]."""
+    """Split qkv [B, N, 3·C] into views q, k [B, heads, N, C/heads] and v [B, value_heads, N, C/value_heads]."""
     q, k, v = qkv.chunk(3, dim=-1)
     return by_head(q, heads), by_head(k, heads), by_head(v, value_heads)
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:
-    """x [B, N, C] to a view [B, heads, N, C/heads]."""
+    """View x [B, N, C] as [B, heads, N, C/heads]."""
     batch, tokens, width = x.shape
     return x.view(batch, tokens, heads, width // heads).transpose(1, 2)
 
@@ -24,7 +24,7 @@ def by_head(x: Tensor, heads: int) -> Tensor:
 def finish_heads(
     out: Tensor, dtype: torch.dtype, norm_weight: Tensor | None, norm_eps: float, out_scale: float
 ) -> Tensor:
-    """The RMS norm of each head's output [B, H, N, e] and the factor after it, in `dtype`."""
+    """Apply the RMS norm to each head's output [B, H, N, e], then the factor, in `dtype`."""
     out = out.to(dtype)
     if norm_weight is not None:
         out = F.rms_norm(out, (out.shape[-1],), norm_weight.to(dtype), norm_eps)

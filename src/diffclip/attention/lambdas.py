@@ -1,4 +1,4 @@
-"""λ: its re-parameterisation, and how the shapes it may have meet the heads.
+"""λ: its re-parameterization, and its shapes.
 
 λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init (paper Section 3.2,
 after Differential Transformer, arXiv:2410.05258, Section 2.1).
@@ -13,19 +13,19 @@ from diffclip.errors import InputError
 
 
 def reparameterised(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lambda_init: float) -> Tensor:
-    """λ of one layer as a 0-dim float32 tensor, from its four vectors of head size [d]."""
+    """Compute λ of one layer as a 0-dim float32 tensor, from its four vectors of head size [d]."""
     first = torch.exp((q1.float() * k1.float()).sum())
     second = torch.exp((q2.float() * k2.float()).sum())
     return first - second + lambda_init
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The type that maps, λ and norms are computed in: float32, or float64 where the inputs are."""
+    """Return the dtype for computing maps, λ and norms: float32, or float64 for float64 inputs."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
-    """λ in float32 (float64 where v [B, H, N, e] is), shaped to scale [B, H, N, …]: [], [1, H, 1, 1] or [B, H, N, 1].
+    """Return λ in float32 (float64 if v is), shaped to scale [B, H, N, …]: as [], [1, H, 1, 1] or [B, H, N, 1].
 
     Raises:
         InputError: λ is neither a number, nor 0-dim, nor [H], nor [B, H, N].
@@ -34,7 +34,7 @@ def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
     lam = torch.as_tensor(lam, dtype=accumulator(v.dtype), device=v.device)
     if lam.ndim == 0:
         return lam
-    # the number of dimensions first: comparing shapes of other lengths would tie the batch to the heads in an export
+    # compare `ndim` first: in an export, comparing shapes of different lengths would tie the batch to the heads
     if lam.ndim == 1 and lam.shape == (heads,):
         return lam.view(1, heads, 1, 1)
     if lam.shape == (batch, heads, tokens):

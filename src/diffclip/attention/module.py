@@ -1,7 +1,7 @@
 """Self-attention layers with one fused projection for queries, keys and values.
 
-Both take timm's constructor arguments, so that either is an `attn_layer` of timm's `VisionTransformer`, and both
-serve the text tower. Names of the differential layer's parameters are those of the published DiffCLIP code.
+All layers take timm's constructor arguments, so that each can be the `attn_layer` of timm's `VisionTransformer`. The
+text tower uses them too. Apart from `qkv`, the differential layer's parameters have the published code's names.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """The maps of one layer in float32. `first` [B, H, N, N]; `second` and `lam` are None in a plain layer.
+    """The maps of one layer, float32 at least. `first` [B, H, N, N]; `second` and `lam` are None in a plain layer.
 
-    `queries` and `keys` [B, heads, N, d] are what the maps were made of: of a differential layer in adjacent pairs, so
-    that there are 2·H of them.
+    The maps were computed from `queries` and `keys` [B, heads, N, d]. A differential layer has these in adjacent pairs,
+    so that heads = 2·H.
     """
 
     first: Tensor
@@ -41,14 +41,14 @@ class AttentionMaps:
 
     @cached_property
     def combined(self) -> Tensor:
-        """The map that multiplies V: A, or A1 − λ·A2. Made once, so that gradients can be asked for it."""
+        """The map that multiplies V: A, or A1 − λ·A2. Computed once, so that its gradient can be taken."""
         if self.second is None or self.lam is None:
             return self.first
         return self.first - self.lam * self.second
 
 
 class SelfAttention(nn.Module, ABC):
-    """Parts that all kinds share: `backend` of the operator, `attn_drop` the share of each map that training drops."""
+    """The base of all layers. `backend` is the operator's; training drops the share `attn_drop` of each map."""
 
     def __init__(
         self,
@@ -77,20 +77,20 @@ class SelfAttention(nn.Module, ABC):
 
     @abstractmethod
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        """x [B, N, C] to the heads' outputs side by side, [B, N, C], before the output projection."""
+        """Map x [B, N, C] to the heads' outputs side by side, [B, N, C], before the output projection."""
 
     @abstractmethod
     def attend_through_maps(
         self, x: Tensor, causal: bool, detach_norm: bool = False
     ) -> tuple[Tensor, AttentionMaps]:
-        """The output of `_attend` in evaluation, [B, N, C], in the plain formulas, with the maps that it went through:
-        the output depends on `maps.combined` [B, H, N, N] alone and on the values. With `detach_norm` the denominator
-        of a head norm counts as a constant in gradients."""
+        """Return the output of `_attend` in evaluation, [B, N, C], from the plain formulas, and the maps. The output
+        depends on the maps only through `maps.combined` [B, H, N, N]. With `detach_norm`, gradients treat the
+        denominator of a head norm as a constant."""
 
     def own_values(self, x: Tensor) -> Tensor:
-        """The heads' outputs side by side where each token of x [B, N, C] attends to itself alone, [B, N, C]: the
-        identity in place of A, or of A1 − λ·A2. Head norm, factor and gate, which the output projection expects, stay.
-        """
+        """Return the heads' outputs side by side, [B, N, C], as if each token of x [B, N, C] attended only to itself:
+        the identity replaces A, or A1 − λ·A2. Head norm, factor and gate stay, because the output projection expects
+        them."""
         values: Tensor = self.qkv(x).chunk(3, dim=-1)[2]
         return values
 
@@ -126,7 +126,7 @@ class SoftmaxAttention(SelfAttention):
 class LambdaAttention(SelfAttention):
     """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads.
 
-    With `lambda_fixed`, λ is that number, and the layer has no vectors to learn it by.
+    With `lambda_fixed`, λ is that number, and the layer has no vectors from which to learn λ.
     """
 
     def __init__(
@@ -151,10 +151,10 @@ class LambdaAttention(SelfAttention):
         )
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LambdaAttention:
-        """Move or cast the layer; λ's vectors move along but stay float32, as the published code keeps them."""
+        """Move or cast the layer; λ's vectors move along but stay float32, as in the published code."""
 
         def vectors() -> dict[str, nn.Parameter]:
-            # by their names' parts: with a parametrization they lie below it
+            # compare parts of names: a parametrization puts the vectors into submodules
             named = self.named_parameters()
             return {
                 name: value for name, value in named if not set(LAMBDA_VECTORS).isdisjoint(name.split("."))
@@ -168,7 +168,7 @@ class LambdaAttention(SelfAttention):
         return self
 
     def current_lambda(self) -> Tensor:
-        """λ of this layer now: 0-dim, float32, with gradients unless it is fixed."""
+        """Return the current λ of this layer: 0-dim, float32, with gradients unless it is fixed."""
         if self.lambda_fixed is not None:
             return torch.full((), self.lambda_fixed, dtype=torch.float32, device=self.qkv.weight.device)
         return reparameterised(
@@ -179,7 +179,7 @@ class LambdaAttention(SelfAttention):
 class DifferentialAttention(LambdaAttention):
     """Multi-head differential attention: `num_heads` query heads in pairs, num_heads/2 values of twice the width.
 
-    The RMS norm of each head's output is followed by the factor (1 − λ_init); `head_norm` and `factor` say whether.
+    Each head's output gets an RMS norm if `head_norm` is set, then the factor (1 − λ_init) if `factor` is set.
     Source: paper Section 3.2 and the published code (github.com/hammoudhasan/DiffCLIP).
     """
 
@@ -209,7 +209,7 @@ class DifferentialAttention(LambdaAttention):
 
     @property
     def out_scale(self) -> float:
-        """The factor after the heads' outputs."""
+        """The factor after the head norm: 1 − λ_init, or 1 without `factor`."""
         return 1.0 - self.lambda_init if self.factor else 1.0
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
@@ -241,7 +241,7 @@ class DifferentialAttention(LambdaAttention):
         return self._finish(v, accumulator(v.dtype))
 
     def _finish(self, heads: Tensor, dtype: torch.dtype, detach_norm: bool = False) -> Tensor:
-        """Norm and factor on heads [B, H, N, e] in `dtype`, side by side in their own type: [B, N, C]."""
+        """Apply norm and factor to heads [B, H, N, e], in `dtype`; return [B, N, C], side by side, in their dtype."""
         done, weight = heads.to(dtype), self.norm_weight
         if detach_norm and weight is not None:
             mean_square = done.detach().square().mean(-1, keepdim=True)
@@ -251,7 +251,7 @@ class DifferentialAttention(LambdaAttention):
 
 
 class HeadNorm(nn.Module):
-    """Holds the gain [e] of the norm that `differential_attention` applies to each head."""
+    """Hold the gain [e] of the norm that `differential_attention` applies to each head."""
 
     def __init__(self, dim: int, device: torch.device | None = None) -> None:
         super().__init__()

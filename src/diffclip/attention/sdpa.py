@@ -1,7 +1,7 @@
-"""torch's fused attention. (A1 − λ·A2)·V is A1·V − λ·(A2·V): two fused calls that share V, as timm arranges it.
+"""torch's fused attention. (A1 − λ·A2)·V is A1·V − λ·(A2·V): two fused calls that share V, as in timm.
 
-On a CPU every arrangement of fused calls makes a second product with V, and the fused kernel wants values of the
-queries' size besides. Blocks of rows (blocked.py) make one product and are quicker wherever rows are not very short.
+On a CPU, any arrangement of fused calls multiplies V twice, and the fused kernel also needs values of the queries'
+size. Blocks of rows (blocked.py) multiply V once, and are faster unless rows are very short.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffclip.attention import blocked
 
-# On a CPU, blocks from so many tokens on: see benchmarks/attention.py.
+# On a CPU, use blocks from this many tokens on: see benchmarks/attention.py.
 BLOCKED_FROM_TOKENS = 128
 
 

@@ -1,14 +1,14 @@
 """Differential attention without a head norm: V2, and a second map for a layer that was trained without one.
 
-Both have two queries beside each value of plain attention, and the output (A1 − λ·A2)·V.
+Both have two queries for each value of plain attention, and the output (A1 − λ·A2)·V.
 
-V2 (Ye et al., "Differential Transformer V2", 2026; github.com/microsoft/unilm, Diff-Transformer-V2): both queries meet
+V2 (Ye et al., "Differential Transformer V2", 2026; github.com/microsoft/unilm, Diff-Transformer-V2): both queries use
 the same keys, and λ = sigmoid(w·x) for each token and head. Without the head norm the output has the scale of plain
-attention, and a λ near 0 leaves that alone. Where there are as many keys as queries, as here, the second query is one
-more projection per layer: 7 % more parameters in ViT-B/16 than plain attention has.
+attention, and a λ near 0 gives plain attention. Plain attention here has as many keys as queries, so the second query
+needs one more projection per layer: 7 % more parameters in ViT-B/16 than with plain attention.
 
-The added map has a second key too, and one λ a layer. λ starts at exactly 0 and with a gradient, so that the layer
-starts as the one that it was: exp(a·b) − exp(c·d) with a = c and b = d.
+The added map has a second key too, and one λ per layer. λ starts at exactly 0, so that the layer first computes what
+it computed before, but λ has a gradient: exp(a·b) − exp(c·d) with a = c and b = d.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from diffclip.attention.module import AttentionMaps, LambdaAttention, SelfAttent
 
 
 class PairedAttention(SelfAttention):
-    """(A1 − λ·A2)·V with a second query, perhaps a second key and λ beside each head of plain attention.
+    """(A1 − λ·A2)·V: plain attention with a second query, λ, and perhaps a second key, for each head.
 
-    `qkv` and `out_proj` are those of plain attention, so that a plain model with equal seeds starts with the same
-    values in them.
+    `qkv` and `out_proj` are as in plain attention, so that a plain model with the same seed starts with the same values
+    in them.
     """
 
     @abstractmethod
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of x [B, N, C]: queries and keys [B, 2·H, N, d] in adjacent pairs, values [B, H, N, d], and λ, 0-dim or
-        [B, H, N]."""
+        """Project x [B, N, C] to queries and keys [B, 2·H, N, d] in adjacent pairs, values [B, H, N, d], and λ, 0-dim
+        or [B, H, N]."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         q, k, v, lam = self.project(x)
@@ -55,7 +55,7 @@ class PairedAttention(SelfAttention):
         return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps
 
     def _paired(self, first: Tensor, second: Tensor) -> Tensor:
-        """first [B, H, N, d] and second [B, N, C] as adjacent heads [B, 2·H, N, d]."""
+        """Interleave first [B, H, N, d] and second [B, N, C] as adjacent heads [B, 2·H, N, d]."""
         return torch.stack([first, by_head(second, self.num_heads)], dim=2).flatten(1, 2)
 
 
@@ -71,7 +71,7 @@ class DifferentialAttentionV2(PairedAttention):
         self.lambda_proj = nn.Linear(dim, num_heads, bias=False, device=device, dtype=dtype)
 
     def token_lambdas(self, x: Tensor) -> Tensor:
-        """λ of each head and token of x [B, N, C], in (0, 1): [B, H, N], float32 at least."""
+        """Compute λ of each head and token of x [B, N, C], in (0, 1): [B, H, N], float32 at least."""
         logits = self.lambda_proj(x).transpose(1, 2)
         return torch.sigmoid(logits.to(accumulator(logits.dtype)))
 

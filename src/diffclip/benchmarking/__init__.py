@@ -1,1 +1,1 @@
-"""Speed of attention: operators that take turns, beside the floor that the arithmetic sets."""
+"""Measure the speed of the attention operators, which take turns."""

@@ -1,4 +1,4 @@
-"""Every operator on one shape: times in turns, the memory on top of the inputs, and which backend to use."""
+"""Measure time and memory of every operator on a shape, and advise which backend to use."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def measure(
     """Time each operator for inputs of `shape`.
 
     Args:
-        rounds, seconds: as `take_turns` has them; `seconds` counts the preparation too.
-        names: operators, None for all.
-        tell: is called after every operator that was prepared and every round.
+        rounds, seconds: as in `take_turns`; `seconds` includes the preparation.
+        names: the operators to time; None: all of them.
+        tell: called after the preparation of each operator and after every round.
 
     Returns:
         name → `forward` (without gradients) and `both` (forward and backward), each with `median_ms`, `low_ms`,
@@ -73,7 +73,7 @@ def measure(
             try:
                 for kind in KINDS:
                     samplers[f"{kind} {name}"], rows[name][kind] = _prepare(operator, kind, sets, device)
-            except Exception as error:  # an operator that fails must not take the others along
+            except Exception as error:  # the other operators go on
                 why = reason(error)
         if why is not None:
             _drop(name, why, rows, samplers)
@@ -108,16 +108,16 @@ def _prepare(
 
 
 def _sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
-    """Input sets to go through: on a GPU several times its cache, so that memory is measured and not the cache."""
+    """Count the input sets to use: on a GPU they exceed its cache several times, so that its memory is measured."""
     if device.type != "cuda":
-        return 1  # a layer finds its inputs in the cache too
+        return 1  # a layer in a model has its inputs in the cache too
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     inputs = 3 * shape.batch * shape.tokens * shape.width * dtype.itemsize
     return max(2, min(_MOST_SETS, -(-4 * cache // inputs)))
 
 
 def _drop(name: str, why: str, rows: Rows, samplers: dict[str, Sampler]) -> None:
-    """Keep only why the operator did not run, and give its memory back."""
+    """Replace an operator's results by the reason why it did not run, and free its memory."""
     rows[name] = {"why": why}
     for kind in KINDS:
         samplers.pop(f"{kind} {name}", None)
@@ -129,8 +129,8 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
     """Measure every backend on a CPU or CUDA device, beside plain attention and timm's arrangement.
 
     Args:
-        seconds: to spend, about.
-        tell: is called often.
+        seconds: about how long to measure.
+        tell: called often, to show progress.
 
     Returns:
         `about` (the machine), `towers` (the shape, the choice of "auto" and the rows of `measure`, by name),
@@ -159,7 +159,7 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
 
 
 def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:
-    """Choose the backend with the least geometric mean over towers; return its name and the advice in a line.
+    """Choose the backend with the least geometric mean time over towers; return its name and one line of advice.
 
     Args:
         rows: for each tower the rows of `measure`.

@@ -22,7 +22,7 @@ NORM = ", head norm"
 
 @dataclass(frozen=True)
 class Shape:
-    """Self-attention of `heads` query heads of `size`, in pairs; half as many values, twice as wide."""
+    """Self-attention with `heads` query heads of width `size`, in pairs, and half as many values of twice the width."""
 
     batch: int
     heads: int
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """C, of queries, keys and values each."""
+        """C, the width of all queries; keys and values have the same."""
         return self.heads * self.size
 
 
@@ -55,17 +55,17 @@ Run = Callable[[Inputs], Tensor]
 
 @dataclass(frozen=True)
 class Operator:
-    """`run` gives [B, heads, N, size of a value]; `plain` operators take `plain_v`."""
+    """`run` returns [B, heads, N, size of a value]; `plain` operators take `plain_v`."""
 
     run: Run
     plain: bool = False
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """The input of the output projection, [B, N, C]: a copy where the heads do not lie side by side yet."""
+        """Return the input of the output projection, [B, N, C]; this copies if the heads are not side by side yet."""
         return self.run(inputs).transpose(1, 2).flatten(2)
 
     def forward_and_backward(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """The gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         v = inputs.plain_v if self.plain else inputs.v
         q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, v))
         leaves = Inputs(q, k, v, v, inputs.lam, inputs.gain, inputs.grad, inputs.causal)
@@ -73,7 +73,7 @@ class Operator:
 
 
 def make_inputs(shape: Shape, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
-    """Random inputs of `shape`."""
+    """Draw random inputs of `shape`."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(width: int) -> Tensor:
@@ -88,7 +88,7 @@ def make_inputs(shape: Shape, device: torch.device, dtype: torch.dtype, seed: in
 
 
 def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
-    """As timm's `DiffAttention` computes it (timm/layers/diff_attention.py): two fused calls with wide values."""
+    """Compute as timm's `DiffAttention` (timm/layers/diff_attention.py): two fused calls with wide values."""
     first, second = (
         F.scaled_dot_product_attention(q[:, i::2], k[:, i::2], v, is_causal=causal) for i in (0, 1)
     )
@@ -96,7 +96,7 @@ def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool)
 
 
 def operators(device: torch.device) -> dict[str, Operator]:
-    """Name → operator. On a GPU also torch's flash and cuDNN kernels as yardsticks, and operators with the norm."""
+    """Return the operators by name. A GPU also has torch's flash and cuDNN kernels to compare with, and head norms."""
     found = {PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True)}
     if device.type == "cuda":
         found[FLASH] = Operator(_forced(SDPBackend.FLASH_ATTENTION), plain=True)
@@ -111,7 +111,7 @@ def operators(device: torch.device) -> dict[str, Operator]:
 
 
 def why_not(name: str, inputs: Inputs) -> str | None:
-    """Why the operator `name` cannot take `inputs` (a backend would fall to another one), or None."""
+    """Return why the operator `name` cannot take `inputs` (another backend would replace its own), or None."""
     return fused.unfusable(inputs.q, inputs.v) if "triton" in name else None
 
 

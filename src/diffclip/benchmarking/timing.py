@@ -1,7 +1,7 @@
 """Measure milliseconds in samples that take turns, so that noise of the machine affects all operators alike.
 
-On a GPU the work is recorded as a graph and replayed between two events, so that neither the start of a kernel from
-Python nor its first compilation is in the numbers; what cannot be recorded is timed as it runs.
+On a GPU the work is recorded as a graph and replayed between two events, so that the times contain neither the kernels'
+start from Python nor their first compilation. Work that cannot be recorded is timed as it runs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from diffclip.errors import StoppedError
 Call = Callable[[], object]
 Sampler = Callable[[], float]
 _LEAST_ROUNDS = 3
-_SAMPLE_MS = 4.0  # of work in a sample on a GPU, against the events' resolution
+_SAMPLE_MS = 4.0  # of work in a sample on a GPU, because the events' resolution is limited
 
 
 def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = True) -> Sampler:
     """Warm up `calls`, the same work on different inputs; return a sampler of the mean milliseconds of a call.
 
-    On a GPU it replays a graph of them if `record` is set. What the calls raise is raised.
+    On a GPU it replays a graph of the calls if `record` is set. Errors of the calls are not caught.
     """
     if device.type != "cuda":
         _all(calls)
         return functools.partial(_by_clock, calls)
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # compiles, and lets libraries set themselves up
+    with torch.cuda.stream(stream):  # compiles, and initializes libraries
         _all([*calls, *calls])
     torch.cuda.synchronize(device)
     run: Call = functools.partial(_all, calls)
@@ -41,7 +41,7 @@ def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = Tru
             with torch.cuda.graph(graph, stream=stream):
                 _all(calls)
             run = graph.replay
-        except RuntimeError:  # something in it waits for the host
+        except RuntimeError:  # some work waits for the host
             torch.cuda.synchronize(device)
             _side_stream.cache_clear()  # the failed recording may have left it unusable
     once = _by_events(run, 1, device)
@@ -51,7 +51,7 @@ def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = Tru
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that everything is recorded on."""
+    """Return the stream for all recordings."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -67,9 +67,9 @@ def _by_clock(calls: Sequence[Call]) -> float:
 
 
 def _by_events(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Milliseconds of one `run`; one runs before the clock, so that the GPU is never waiting for the host."""
+    """Return the milliseconds of one `run`. An untimed one goes first, so that the GPU never waits for the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):  # whose stream the events are on
+    with torch.cuda.device(device):  # the events are on its stream
         run()
         start.record()
         for _ in range(repeats):
@@ -87,7 +87,7 @@ def take_turns(
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Return samples by name, one of each per round after a warm-up round, and the errors of failed samplers.
 
-    Ends after `rounds`, or after `seconds` if at least three rounds are done. `tell` is called after every round.
+    Stop after `rounds`, or after `seconds` if at least three rounds are done. `tell` is called after every round.
     """
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     failures: dict[str, str] = {}
@@ -101,7 +101,7 @@ def take_turns(
                 took = samplers[name]()
             except StoppedError:
                 raise
-            except Exception as error:  # one that fails must not take the others along
+            except Exception as error:  # the other samplers go on
                 failures[name] = reason(error)
                 del samples[name]
                 continue
@@ -112,13 +112,13 @@ def take_turns(
 
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles in milliseconds, and how many samples they are of."""
+    """Return the median and the quartiles in milliseconds, and the number of samples."""
     low, median, high = np.quantile(samples, [0.25, 0.5, 0.75]).tolist()
     return {"median_ms": median, "low_ms": low, "high_ms": high, "samples": len(samples)}
 
 
 def reason(error: BaseException) -> str:
-    """An error in a few words."""
+    """Describe an error in a few words."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     line = next((line for line in str(error).splitlines() if line.strip()), "")

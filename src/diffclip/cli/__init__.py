@@ -5,14 +5,14 @@ import signal
 import sys
 from types import FrameType
 
-# Threads that wait sleep: beside another busy program a training step takes a quarter to three fifths of the time of
-# spinning ones, and alone about as long (docs/performance.md). Processes that are started from here take it over.
+# Waiting threads sleep instead of spinning. Beside another busy program a training step then takes 10 to 60 % of the
+# time, and alone at most 5 % more (docs/performance.md). Processes that are started from here inherit this setting.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
-    """End a training that has nothing to save yet, or nothing more, as the training loop does: with exit code 75."""
-    if "DIFFCLIP_LAUNCHED_BY" not in os.environ:  # else the process that launched this one says it
+    """Exit with code 75, as the training loop does, when a signal comes before or after there is anything to save."""
+    if "DIFFCLIP_LAUNCHED_BY" not in os.environ:  # else the launcher process prints a line
         os.write(2, b"diffclip: asked to stop outside of the steps: run the command again with --resume\n")
     os._exit(75)
 

@@ -1,4 +1,4 @@
-"""`diffclip attend`: where models look in images, for texts of your own."""
+"""`diffclip attend`: draw where models look in images, for texts of your own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"
 _DEFAULT = Path("attend.png")
-# those of focus.view, so that the help has them and imports nothing
+# the names of METHODS in focus.view, as the type that typer needs
 MethodName = Literal["relevance", "grad-eclip", "attention", "A1", "A2", "rollout"]
 _METHODS = (
     "With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class token: A, or "
@@ -106,7 +106,7 @@ def attend(
     with showing_progress("attend", {"images": len(files)}) as progress:
         found = attend_to(loaded, shown(progress), texts, view)
     with warnings.catch_warnings():
-        # a text in a script that the font lacks is drawn as boxes
+        # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         names = [path.name for path in read]
         figures = attend_figures(found, seen, names, texts, view) if drawn else []
@@ -129,7 +129,7 @@ def _place(patch: str | None) -> tuple[int, int] | None:
 
 
 def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
-    """The models by their names in figures: the variant where all differ, else the source's last part, or all of it."""
+    """Load the models by label: the variants if all differ, else the last parts of the sources, else the sources."""
     from diffclip.config import variant_of
 
     place = pick_device(device)

@@ -1,4 +1,4 @@
-"""`diffclip bench`: attention measured on this machine, and which backend to use."""
+"""`diffclip bench`: measure attention on this machine, and recommend a backend."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-# How the command is registered: every word behind the first goes through as it stands
+# Settings for typer: pass all words on to clip_benchmark unchanged, after the first one (`eval`) even --help
 SETTINGS = {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True}
 
 

@@ -40,8 +40,7 @@ def classify(
 
     Example: diffclip classify photos/ --labels "cat, dog, train" --model runs/demo/DiffCLIP
 
-    Images of a folder that cannot be read are skipped, counted and named at the end. An image that you name must be
-    readable.
+    Unreadable images in a folder are skipped, counted and named at the end. An image that you name must be readable.
     """
     names = parse_labels(labels)
     if "{c}" not in template and "{}" not in template:
@@ -62,15 +61,15 @@ def classify(
         results.append({"image": str(file), "label": best[0][0], "probabilities": dict(best[:top])})
     if json_lines:
         for result in results:
-            print(json.dumps(result))  # in ASCII: a name need not be text
+            print(json.dumps(result))  # in ASCII: a file name may be invalid Unicode
     else:
         _show(results)
     say_skipped(f"{len(faults)} of {len(files)} images", faults)
 
 
 def parse_labels(labels: str) -> list[str]:
-    """Split labels between commas, or read those in the file after an @, one per line; raise `InputError` for an empty
-    label or the same one twice (whatever its case)."""
+    """Split labels at commas, or read them from the file named after an @, one per line. An empty label, or the same
+    label twice (in any case), raises `InputError`."""
     if labels.startswith("@"):
         file = Path(labels[1:])
         with explained(f"cannot read labels from {file}", "give a text file with one label per line"):
@@ -98,7 +97,7 @@ def _probabilities(
     from diffclip.evaluation.embed import build_classifier, embed_images, evaluating
 
     classifier = build_classifier(loaded.model, loaded.tokenizer, names, [template], _BATCH)
-    # one at a time: a batch of photos as they are would be gigabytes
+    # prepare images one at a time: a batch of full-size photos would be gigabytes
     prepared = ((file, loaded.preprocess(image)) for file, image in images)
     found: list[tuple[Path, list[float]]] = []
     with evaluating(loaded.model):

@@ -1,4 +1,4 @@
-"""Options that several commands have; tables, progress and skipped files on the terminal; images that a user names."""
+"""Parts that commands share: options, tables, progress bars, messages about skipped files, and reading images."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def table_console() -> Console:
 
 
 def print_table(titles: Sequence[str], sides: str, rows: Iterable[Sequence[RenderableType] | None]) -> None:
-    """Print `rows` as they are, without markup; a row None draws a line.
+    """Print `rows` without interpreting markup; a row that is None draws a line.
 
     Args:
-        titles: of the columns.
+        titles: the titles of the columns.
         sides: the alignment of each column, "l" or "r".
     """
     from rich import box
@@ -62,7 +62,7 @@ def print_table(titles: Sequence[str], sides: str, rows: Iterable[Sequence[Rende
 
 
 def say_skipped(what: str, faults: Sequence[Fault]) -> None:
-    """Say on stderr that `what` was skipped, and name the first few `faults`; nothing where there is none."""
+    """Print on stderr that `what` was skipped, with the first few `faults`. Print nothing if there is no fault."""
     if not faults:
         return
     named = "; ".join(printable(f"{fault.name}: {fault.reason}") for fault in faults[:_NAMED])
@@ -71,7 +71,7 @@ def say_skipped(what: str, faults: Sequence[Fault]) -> None:
 
 
 def none_readable(faults: Sequence[Fault]) -> InputError:
-    """The error for files of which none can be read; it names the first."""
+    """Make the error for files that are all unreadable; it names the first one."""
     others = len(faults) - 1
     more = f"; the other {others} cannot be read either" if others else ""
     return InputError(f"{printable(str(faults[0]))}{more}")
@@ -80,8 +80,8 @@ def none_readable(faults: Sequence[Fault]) -> InputError:
 def read_images(
     files: Sequence[Path], named: Sequence[Path], progress: Progress, faults: list[Fault]
 ) -> Iterator[tuple[Path, Image.Image]]:
-    """Yield each of `files` that can be read with its image, RGB; add the others to `faults`. `InputError` is raised
-    where one in `named`, or all others, cannot be read."""
+    """Yield each readable file with its RGB image, and add the other files to `faults`. An unreadable file in `named`,
+    or no readable file at all, raises `InputError`."""
     from diffclip.data.images import read_image
 
     given = set(named)
@@ -101,8 +101,8 @@ def read_images(
 
 @contextmanager
 def showing_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
-    """Yield a callback that shows a bar, with `title` behind it, for each kind of item; the bars vanish when the block
-    ends. `totals` has the number of items of each kind that the caller of the callback does not know."""
+    """Yield a callback that shows a bar, followed by `title`, for each kind of item until the block ends. `totals` has
+    the number of items of a kind, for a caller of the callback that does not know it."""
     if not sys.stderr.isatty():
         yield _lines(title, totals)
         return

@@ -1,4 +1,4 @@
-"""`diffclip convert`: between layouts without loss, from and to other libraries, and from plain to differential."""
+"""`diffclip convert`: convert weights between layouts without loss, between libraries, and to a differential model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def convert(
     ] = None,
     model_name: ModelName = None,
 ) -> None:
-    """Convert weights between the published .pt, our saved folders and transformers; from open_clip to ours.
+    """Convert weights between the published .pt, our saved folders and transformers, and from open_clip to ours.
 
     No existing file is replaced.
 

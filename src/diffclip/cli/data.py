@@ -21,8 +21,8 @@ from diffclip.files import check_writable, cores, printable, write_text
 if TYPE_CHECKING:
     from diffclip.data.check import Check, Spread
 
-_BYTES = 25_000  # an image with the shorter edge at 224, about
-_NAMED = 10  # faults that the check prints
+_BYTES = 25_000  # approximate size of an image with the shorter edge at 224
+_NAMED = 10  # faults of a kind that `check` prints at most
 
 data = typer.Typer(help="Draw, pack, download and check data.", no_args_is_help=True)
 
@@ -127,7 +127,7 @@ def download(
 
 
 def _fetch(name: str, root: Path) -> bool:
-    """Fetch one set; return False if that must be done by hand, by the commands that are printed."""
+    """Fetch one set. If the user has to fetch it by hand, print the commands and return False."""
     if name in CAPTION_SETS:
         _fetch_captions(name, root / name)
         return True
@@ -148,7 +148,7 @@ def _fetch(name: str, root: Path) -> bool:
 
 
 def _fetch_captions(name: str, place: Path) -> None:
-    """Fetch one set to train on into the shards PLACE/train, going on where an earlier call stopped."""
+    """Fetch one training set into the shards PLACE/train, and continue where an earlier call stopped."""
     entry, shards = CAPTION_SETS[name], place / "train"
     size = f"{entry.pairs / 1e6:,.1f} million pairs, at most {entry.pairs * _BYTES / 1e9:,.0f} GB"
     typer.echo(f"{name}: {entry.title}, {size}, from {entry.home}")
@@ -185,7 +185,7 @@ def check(
         str, typer.Option(help="Key of the captions in .json, as in a recipe.")
     ] = "caption",
 ) -> None:
-    """Count the samples of shards: broken ones, sizes, lengths of captions, duplicates.
+    """Check shards: count samples, broken ones and duplicates, and measure image sizes and caption lengths.
 
     Every sample is read as training reads it. Memory grows by about 50 bytes per sample: for hundreds of
     millions of samples use --sample N.
@@ -197,7 +197,7 @@ def check(
     from diffclip.data.corpus import Corpus
 
     if output is not None:
-        if output.suffix == ".tar":  # which a pattern without quotes may name
+        if output.suffix == ".tar":  # an unquoted shell pattern may have put a shard here
             raise InputError(f"--output {output} would replace a shard: name a .json file")
         check_writable(output)
     corpus = Corpus(shards, caption_key)

@@ -1,4 +1,4 @@
-"""`diffclip demo`: the whole way on the built-in scenes, in minutes."""
+"""`diffclip demo`: train, evaluate and report on the built-in scenes, in minutes."""
 
 from __future__ import annotations
 

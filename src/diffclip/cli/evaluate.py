@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
-# the names of evaluation.suite, run and corruptions, so that a wrong one is told before these are imported
+# copies of the names in evaluation.suite, run and corruptions: a wrong name is reported before these are imported
 SuiteName = Literal["scenes", "brief", "quick", "held-out", "clutter", "study", "attention", "paper"]
 TaskName = Literal[
     "zero-shot",
@@ -120,7 +120,7 @@ def evaluate(
         entries = _present(suite, entries, data_root, skip_missing)
     results, sets, several = ResultsFile(output), Sets(data_root), len(entries) > 1
     if not several:
-        sets.open(entries[0])  # a wrong set is told before a model is loaded
+        sets.open(entries[0])  # report a wrong set before a model is loaded
     place, alone = pick_device(device), suite is None and len(sources) == 1
     done: list[Record] = []
     faults: dict[Fault, None] = {}
@@ -168,7 +168,7 @@ def evaluate(
 
 
 def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_lines: bool) -> None:
-    """Print a table of the models that were measured, or as JSON all records of the file."""
+    """Print a table of the measured models, or all records of the file as JSON lines."""
     from diffclip.cli.evaluate_table import show_records
     from diffclip.evaluation.records import to_lines
 
@@ -185,7 +185,7 @@ def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_line
 
 
 def _line(loaded: Loaded, measured: Measured) -> str:
-    """Tell one entry of a model in a line."""
+    """Describe one measured entry of a model in a line."""
     from diffclip.report.names import interval, is_share, metric_label, percent
 
     name = loaded.label if loaded.seed is None else f"{loaded.label}, seed {loaded.seed}"
@@ -209,7 +209,7 @@ def _check(
     split: str | None,
     corrupt: str | None,
 ) -> None:
-    """Check what needs no heavy import: options that exclude each other, and the corruption."""
+    """Make the checks that need no heavy import: options that exclude each other, and the corruption."""
     from diffclip.errors import InputError, unknown
 
     if not models:
@@ -252,7 +252,7 @@ def _entries(
 
 
 def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
-    """Select the entries of a suite whose splits are there; print size and download command of the others."""
+    """Select the entries of a suite whose sets are there; print size and download command of the missing sets."""
     from diffclip.errors import InputError
     from diffclip.evaluation.suite import missing_of
 

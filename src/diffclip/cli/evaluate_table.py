@@ -17,16 +17,16 @@ from diffclip.report.names import interval, is_share, percent
 from diffclip.report.tables import values_table
 
 _TASK, _VERDICT = 20, 16
-"""Letters that a task's name and a verdict need: both may be broken between words."""
+"""Column widths, in characters, for a task's name and for a verdict. Both texts may wrap between words."""
 _MOST = 30
-"""Measures that a table of one task shows; of more, only the headlines."""
+"""Measures that a table of one task shows at most. If there are more, it shows only the headlines."""
 
 
 def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], headlines_only: bool) -> None:
-    """Print the models' values side by side, or where that is too wide for the terminal a block per model.
+    """Print the models' values side by side, or in a block per model if that is too wide for the terminal.
 
-    Several training seeds of a model: the mean, and a verdict per model against CLIP. One seed: values with their
-    intervals over items, and two models are compared item by item if they were measured on one set.
+    With several training seeds, print the mean, and a verdict per model against CLIP. With one seed, print values with
+    their intervals over items, and compare two models item by item if they were measured on the same items.
     """
     frame = pd.DataFrame([record.model_dump() for record in records], columns=list(Record.model_fields))
     results = results_of(frame.assign(place=range(len(frame))))
@@ -63,16 +63,16 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
 
 
 def _width(columns: pd.DataFrame) -> int:
-    """The letters that a table of tasks with these columns needs so that no number is broken."""
+    """Return the width, in characters, at which a table of tasks with these columns wraps no number."""
     longest = {name: max(len(name), *map(len, own)) for name, own in columns.items()}
     own = (min(letters, _VERDICT) if name.endswith(" is") else letters for name, letters in longest.items())
     return _TASK + sum(letters + 3 for letters in own)
 
 
 def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int, str]:
-    """Return the second of two models minus the first, with its interval, by measure; of the same items only.
+    """Return by measure the second of two models minus the first, with its interval, if both have the same items.
 
-    `kept` has the outcomes of each record, and all draws count together.
+    `kept` has the outcomes of each record; all draws of a model count together.
     """
     if len(results.models) != 2:
         return {}

@@ -1,4 +1,4 @@
-"""`diffclip explore`: a page on which two models can be looked at."""
+"""`diffclip explore`: serve a page that shows where one or two models look in images."""
 
 from __future__ import annotations
 

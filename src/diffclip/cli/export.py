@@ -24,8 +24,8 @@ def export(
 
     Example: diffclip export runs/demo/DiffCLIP my-onnx
 
-    FOLDER gets image.onnx, text.onnx, config.json and, where transformers is installed, tokenizer.json. Features have
-    unit length. Each tower's line shows the largest difference between both.
+    FOLDER gets image.onnx, text.onnx, config.json and, if transformers is installed, tokenizer.json. Features have
+    unit length. Each tower's line shows the largest difference between onnxruntime and torch.
     """
     require_group("export", "onnx", "onnxruntime", "onnxscript")
     check_new(folder)

@@ -72,15 +72,15 @@ def _options(
 def main() -> NoReturn:
     """Run the command line.
 
-    Exit codes: 0; 2 for bad input and for what the system refuses, 130 for Ctrl-C (one line on stderr); 1 for anything
-    else.
+    Exit codes: 0 for success; 2 for bad input and errors of the operating system, 75 for a stopped run and 130 for
+    Ctrl-C (with one line on stderr); 1 for anything else.
     """
     try:
         code = app(standalone_mode=False)
         _flush_output()
     except KeyboardInterrupt:
         code = _INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of our output closed the pipe, as `head` does
         with suppress(OSError):
             _flush_output()
         sys.exit(1)
@@ -89,7 +89,7 @@ def main() -> NoReturn:
         if told is None:
             raise
         rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-        # torchrun and srun show the lines of all processes: the first one tells what all have met
+        # torchrun and srun show the lines of all processes: an error that all have is printed by rank 0 alone
         if getattr(error, "shared", False) and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
             sys.exit(told[1])
         _leave(*told)
@@ -99,7 +99,7 @@ def main() -> NoReturn:
 
 
 def _told(error: Exception) -> tuple[str, int] | None:
-    """The line and the exit code for a failure that is not a fault of ours; None for one that is."""
+    """Return the line and the exit code for an expected failure; None for a fault of this program."""
     if isinstance(error, TyperException):
         return error.format_message().replace("Value error, ", ""), error.exit_code
     if isinstance(error, DiffCLIPError):
@@ -109,7 +109,7 @@ def _told(error: Exception) -> tuple[str, int] | None:
         if error.filename is None:
             return f"cannot read or write: {reason}; check where the output goes and the space there", 2
         return f"cannot read or write {error.filename}: {reason}; check the path and its permissions", 2
-    # torch raises this from its handler of SIGCHLD, wherever the program is at that moment
+    # torch raises this in its handler of SIGCHLD, so it may come from any place in the program
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
         return f"a data worker died, use fewer if memory is short: {error}", 1
     if isinstance(error, ValueError):
@@ -122,7 +122,7 @@ def _told(error: Exception) -> tuple[str, int] | None:
 
 
 def _flush_output() -> None:
-    """Write the buffered output; if nothing takes it, discard it, since Python would write it at exit and fail."""
+    """Write the buffered output. If that fails, discard it and raise: else Python would fail to write it at exit."""
     if sys.stdout is None:  # the caller closed it
         return
     try:
@@ -137,7 +137,7 @@ def _leave(message: str, code: int) -> NoReturn:
     with suppress(OSError):
         _flush_output()
     line = printable(" ".join(message.split()))
-    if "DIFFCLIP_LAUNCHED_BY" in os.environ:  # the process that launched this one says the line
+    if "DIFFCLIP_LAUNCHED_BY" in os.environ:  # the launcher process prints the line
         from diffclip.training.launch import leave_word
 
         leave_word(line)

@@ -1,4 +1,4 @@
-"""`diffclip push`: a model with its card to the Hugging Face hub."""
+"""`diffclip push`: put a model with its card on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def push(
         record
         for file in results or ()
         for record in read_records(file)
-        # the link `best` may have moved since
+        # compare the steps too: the link `best` may have moved since the evaluation
         if record.weights in (model, loaded.weights) and record.steps == loaded.steps
     ]
     if results and not records:

@@ -113,7 +113,7 @@ def report(
 
 
 def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
-    """Draw where the best (else last) weights of each model look, of the first seed that has any."""
+    """Draw where each model looks, with the best (else last) weights of its first run that has a checkpoint."""
     from diffclip.errors import InputError
     from diffclip.evaluation.run import Sets
     from diffclip.evaluation.suite import Entry

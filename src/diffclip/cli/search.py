@@ -79,7 +79,7 @@ def search(
         )
     if as_json:
         for rank, hit in enumerate(hits, 1):
-            # in ASCII: a name need not be text, and any reader of JSON gives it back
+            # in ASCII: a file name may be invalid Unicode, and any reader of JSON restores it
             print(json.dumps({"rank": rank, "score": round(hit.score, 6), "path": str(hit.path)}))
     else:
         places = [printable(str(folder / hit.path.relative_to(images.folder))) for hit in hits]
@@ -89,7 +89,7 @@ def search(
 
 
 def _update(images: ImageIndex, workers: int) -> None:
-    """Update the index and print the changes on stderr. An index that cannot be written is used as it is."""
+    """Update the index and print the changes on stderr. An index that cannot be updated is used as it is."""
     try:
         with showing_progress("index", {}) as progress:
             done = images.update(progress, workers=workers)
@@ -110,7 +110,7 @@ def _write_sheet(sheet: Path, query: str | Image.Image, hits: list[Hit], searche
     from diffclip.report.attention import search_sheet
 
     with warnings.catch_warnings(), write_atomically(sheet) as temporary:
-        # a name in a script that the font lacks is drawn as boxes, and the table has it
+        # characters that the font lacks are drawn as boxes; the table has the whole name
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         search_sheet(query, hits, searched).savefig(temporary, format=sheet.suffix[1:].lower(), dpi=144)
     print(f"diffclip: wrote {printable(str(sheet))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`diffclip study`: a grid of runs, resumable anywhere."""
+"""`diffclip study`: train and evaluate a grid of runs, which can be stopped and resumed at any point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 from diffclip.cli.console import Changes
 
 _INTERRUPTED = 130
-# the groups of study.plan, so that a wrong one is told before it is imported
+# a copy of GROUPS in study.plan: a wrong group is reported before that module is imported
 _GROUPS = ("sweep", "models", "ablations")
 
 
@@ -66,7 +66,7 @@ def study(
     The sweep runs first and chooses learning rate and weight decay; models and ablations follow, seed by seed. Finished
     runs are not repeated, and a stopped run continues from its checkpoint.
 
-    Ctrl-C and SIGTERM save the current runs; the exit code is 130 or 75.
+    Ctrl-C (exit code 130) and SIGTERM (exit code 75) save the current runs.
     """
     from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
     from diffclip.training.recipe_file import find_recipe

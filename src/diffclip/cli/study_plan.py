@@ -19,13 +19,13 @@ from diffclip.training.logging import duration
 
 
 def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path | None) -> None:
-    """Print the runs by group and arm, the settings that the sweep chose, the time to come, and the power of the
-    primary comparison."""
+    """Print the runs by group and arm, the settings that the sweep chose, the estimated time left, and the power of
+    the primary comparison."""
     folder = StudyFolder(place.output)
     folder.check(study)
     lines = folder.runs
     runs, chosen = plan(study, lines, groups)
-    # the sweep may still choose other settings for runs that are there
+    # an unfinished sweep may still choose other settings for runs of the grids that are there
     decided = study.sweep is None or bool(chosen)
     done = [run.name for run in runs if (decided or run.group == "sweep") and run.is_finished(lines)]
     rows = [(run.group, run.arm, run.suite or "–", run.seed, run.name in done) for run in runs]
@@ -58,8 +58,8 @@ def _span(seeds: pd.Series[int]) -> str:
 
 
 def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> None:
-    """Print the seed variance of the primary metric, by the first values in `folders` of two seeds of two arms, and
-    the difference that the planned runs of the grids can find with it."""
+    """Print the seed variance of the primary metric, and the difference that the planned runs of the grids can find.
+    The variance is from the first values in `folders` that have two seeds of two arms."""
     primary = study.primary
     print(f"primary: {primary.arm} − {primary.against}, {measure_label(primary.model_dump())}")
     own, others = ({run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against))
@@ -70,7 +70,7 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
         if df and sd and planned and pairs:
             error = sd * math.sqrt(2 / pairs)
             least = detectable_difference(error, planned)
-            value = frame[frame["model"] == primary.against]["value"].mean()  # NaN of a sweep alone
+            value = frame[frame["model"] == primary.against]["value"].mean()  # NaN if only a sweep ran
             share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})" if value > 0 else ""
             at_margin = power(study.margin, error, planned)
             print(
@@ -85,8 +85,8 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
 def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:
     """Yield model, seed and value of the primary metric: the results, then scores of the grids, then of the sweep.
 
-    The validation score is that of runs.jsonl, where the seeds of a sweep tell the variance before the models do: each
-    setting of the sweep counts as a model. It is a mean recall, and stands for that of other images until there is one.
+    The scores are those of runs.jsonl: mean recalls on the validation images, which stand in for other images until
+    these are measured. Each setting of the sweep counts as a model, because the sweep shows the variance first.
     """
     primary, columns = study.primary, ["model", "seed", "value"]
     if (folder / RESULTS_FILE).is_file():

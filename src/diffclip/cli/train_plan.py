@@ -1,4 +1,4 @@
-"""`diffclip train RECIPE --dry-run`: the needs of a run, and whether it could start."""
+"""`diffclip train RECIPE --dry-run`: show what a run needs, and check that it can start."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from diffclip.training.launch import Hardware
     from diffclip.training.recipe import Recipe
 
-# images to train on that are read
+# training images to read as a trial
 _READ = 8
 
 
 def show_dry_run(
     recipe: Recipe, run: Path, resume: bool, hardware: Hardware, gpu: str, as_json: bool
 ) -> None:
-    """Print the plan of a run on `hardware`, whose GPUs need not be here, after a look at its data; write nothing.
+    """Check the data of a run, and print its plan on `hardware`; the GPUs need not be here. Write nothing.
 
-    The reasons why the run could not start are told on stderr, and the last one is raised as `InputError`.
+    Print the reasons why the run cannot start on stderr, and raise the last one as `InputError`.
     """
     devices = hardware.devices
-    if devices == "auto":  # of this node, which may plan for many
+    if devices == "auto":  # count the devices of this node; the plan may be for many nodes
         devices = replace(hardware, nodes=1).resolved().devices
     world = int(devices) * hardware.nodes
     samples, found, problems = None, list[str](), list[str]()
@@ -66,7 +66,7 @@ def show_dry_run(
 
 @contextmanager
 def _noting(problems: list[str]) -> Iterator[None]:
-    """Add the error of the block to `problems`."""
+    """Add the error of the block to `problems` instead of raising it."""
     try:
         yield
     except DiffCLIPError as error:
@@ -74,7 +74,7 @@ def _noting(problems: list[str]) -> Iterator[None]:
 
 
 def _look_at_training_data(recipe: Recipe, world: int, found: list[str]) -> int:
-    """Open the training data, and read a few images; return the samples of an epoch."""
+    """Open the training data, and read a few images; return the number of samples per epoch."""
     data = recipe.data.model_copy(update={"workers": 0, "memory": False})
     try:
         loader = open_training_data(recipe.model_copy(update={"data": data}), 0, world)
@@ -88,7 +88,7 @@ def _look_at_training_data(recipe: Recipe, world: int, found: list[str]) -> int:
     if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
         found.append(f"training data: {loader.samples:,} samples where the recipe expects {expected:,}")
     tried = min(_READ, corpus.samples)
-    # of remote shards with an index beside them only the first is fetched
+    # read the first samples of remote shards: if an index lies beside the shards, only the first shard is fetched
     step = 1 if corpus.is_remote else corpus.samples // tried
     with closing(loader):
         read = [corpus.read(i * step) for i in range(tried)]

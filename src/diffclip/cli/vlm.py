@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diffclip.vlm.demo import DemoSettings
     from diffclip.vlm.pope import QuestionSet
 
-_ONE_ANSWER = 0.95  # a model with a larger share of one answer does not answer the questions
+_ONE_ANSWER = 0.95  # a model that gives one answer more often than this does not answer the questions
 
 vlm = typer.Typer(
     help="Train a language model that sees through CLIP or DiffCLIP, and ask it.", no_args_is_help=True

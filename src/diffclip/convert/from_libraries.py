@@ -1,6 +1,6 @@
 """Read ViT CLIPs of open_clip and transformers, and convert them to our plain `CLIP` with the same outputs.
 
-A part without a counterpart here is found by the weights that it brings, or by the outputs of both models.
+A part that ours lacks shows in weights that ours does not have, or in different outputs of the two models.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from diffclip.model import CLIP
 from diffclip.published import from_published
 
 _Encode = Callable[[Tensor], Any]
-# of the largest feature; float32 sums in another order differ by about 1e-6
+# relative to the largest feature; float32 sums in another order differ by about 1e-6
 _TOLERANCE = 1e-4
-END_OF_TEXT = VOCABULARY - 1  # the largest id that the core's tokenizer gives
+END_OF_TEXT = VOCABULARY - 1  # the largest id that our tokenizer gives
 _OPEN_CLIP_NAMES = (
     (r"^text\.", ""),
     (r"^visual\.class_embedding$", "visual.cls_token"),
@@ -58,7 +58,7 @@ _TRANSFORMERS_NAMES = (
     (r"^visual_projection\.weight$", "image_projection"),
     (r"^text_projection\.weight$", "text_projection"),
 )
-# configurations from before transformers 4.31 have it whatever the tokenizer says; the largest id is then read
+# `eos_token_id` of configs from before transformers 4.31, whatever the tokenizer has; the largest id is then read
 _OLD_END = 2
 _WAY_OUT = "check the name, the files and the connection"
 
@@ -67,8 +67,8 @@ def read_foreign(source: str) -> CLIP:
     """Read the model that `source` names, and convert it to ours. No code that comes with weights is run.
 
     Args:
-        source: `open_clip:ViT-B-16/laion2b_s34b_b88k` (or a file in place of the tag; `:` does in place of `/`), or
-            `transformers:NAME`, a saved folder or a name on the hub.
+        source: `open_clip:ViT-B-16/laion2b_s34b_b88k` (a file may replace the tag, and `:` the `/`), or
+            `transformers:NAME` with a saved folder or a name on the hub.
 
     Raises:
         InputError: no such model, weights that cannot be read, or a model that cannot be converted.
@@ -91,10 +91,10 @@ def _read_open_clip(source: str) -> CLIP:
         )
     config = open_clip.get_model_config(architecture)
     for tower, key in (("vision", "timm_model_name"), ("text", "hf_model_name")):
-        if name := config.get(f"{tower}_cfg", {}).get(key):  # before a download
+        if name := config.get(f"{tower}_cfg", {}).get(key):  # check before the download
             raise _refuse(source, f"the {tower} tower {name} of another library")
-    # OpenAI's weights and many others are offered under architectures with GELU and with QuickGELU, and open_clip
-    # follows the architecture: the tag says what the weights were trained with
+    # open_clip offers OpenAI's weights and many others for architectures with GELU and with QuickGELU, and uses the
+    # activation of the architecture; the tag has the activation that the weights were trained with
     of_architecture = bool(config.get("quick_gelu", False))
     quick = bool(tag.get("quick_gelu", False)) if tag else of_architecture
     with quiet(), explained(f"{source} cannot be read", _WAY_OUT):
@@ -141,7 +141,7 @@ def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
     """Convert a model of `open_clip.create_model` to ours, in float32 on the CPU.
 
     Raises:
-        InputError: it has a part that ours lacks (another tower, pooling, activation, LayerScale …).
+        InputError: the model has a part that ours lacks (another tower, pooling, activation, LayerScale …).
     """
     their: Any = model
     visual: Any = getattr(model, "visual", None)
@@ -172,14 +172,14 @@ def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
 
     def image_features(images: Tensor) -> Any:
         found = their.encode_image(images)
-        return found[0] if isinstance(found, tuple) else found  # the tokens too, with `output_tokens`
+        return found[0] if isinstance(found, tuple) else found  # with `output_tokens` the tokens too
 
     _check_outputs(converted, model, image_features, their.encode_text, source)
     return converted
 
 
 def _preprocess(model: nn.Module, source: str) -> dict[str, Any]:
-    """Return fields of `PreprocessConfig`: those that open_clip keeps with the model, or its defaults."""
+    """Return the fields of `PreprocessConfig`: the values that open_clip keeps with the model, or its defaults."""
     from open_clip import get_model_preprocess_cfg
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
@@ -189,7 +189,7 @@ def _preprocess(model: nn.Module, source: str) -> dict[str, Any]:
     return {
         "mean": prepared["mean"],
         "std": prepared["std"],
-        # "random" is of its training alone: its evaluation then scales bicubically
+        # open_clip uses "random" for training only; its evaluation then scales bicubically
         "interpolation": "bilinear" if prepared["interpolation"] == "bilinear" else "bicubic",
         "resize": "squash" if prepared["resize_mode"] == "squash" else None,
     }
@@ -212,7 +212,7 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
     """Convert a `transformers.CLIPModel` to ours, in float32 on the CPU.
 
     Raises:
-        InputError: it is of another kind, or has a part that ours lacks.
+        InputError: the model is of another kind, or has a part that ours lacks.
     """
     their: Any = model
     config: Any = getattr(model, "config", None)
@@ -269,10 +269,10 @@ def _assemble(
     """Build a model from a configuration and weights, in float32, on the CPU, in evaluation mode.
 
     Args:
-        fields: of our `CLIPConfig`.
-        theirs: weights under the names of `source`.
-        names: patterns of those names and what replaces them, in order.
-        source: names the original in errors.
+        fields: the fields of our `CLIPConfig`.
+        theirs: weights under the names of the original.
+        names: patterns of those names and their replacements, applied in order.
+        source: the name of the original in errors.
     """
     state: dict[str, Tensor] = {}
     for name, value in theirs.items():
@@ -296,7 +296,7 @@ def _assemble(
 def _check_outputs(
     model: CLIP, original: nn.Module, image: _Encode, text: _Encode, source: str, end: int | None = None
 ) -> None:
-    """Compare `model` with the encoders `image` and `text` of the `original` on random images and texts.
+    """Check that `model` and the encoders `image` and `text` of the `original` agree on random images and texts.
 
     Texts end with the id `end`, by default the last of the vocabulary.
     """
@@ -325,9 +325,9 @@ def _check_outputs(
 
 
 def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:
-    """Refuse a text tower that is not read at its largest id, as ours is.
+    """Raise `InputError` unless text features are taken at the largest id, as ours are.
 
-    The id `end` is the last of a vocabulary, or the tokenizer's, which gives no larger one.
+    The id `end` must be None (the largest id), the last of the vocabulary, or the largest that our tokenizer gives.
     """
     if not (end in (None, vocabulary - 1) or END_OF_TEXT == end < vocabulary):
         raise InputError(
@@ -345,7 +345,7 @@ def _refuse(source: str, part: str) -> InputError:
 
 
 def _activation_of(module: nn.Module | str, source: str) -> str:
-    """Return the name of an activation in our configuration; refuse what is neither GELU nor QuickGELU."""
+    """Return the name of an activation in our config; raise `InputError` unless it is GELU or QuickGELU."""
     name = module if isinstance(module, str) else type(module).__name__
     if isinstance(module, nn.GELU) and module.approximate != "none":
         name = f"GELU approximated by {module.approximate}"

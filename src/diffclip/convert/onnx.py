@@ -23,14 +23,14 @@ from diffclip.evaluation.embed import evaluating
 from diffclip.files import check_new, write_atomically, write_text
 from diffclip.model import CLIP
 
-OPSET = 20  # the first with a Gelu of its own; what onnxruntime has had since 1.17
+OPSET = 20  # the first opset with a Gelu operator; onnxruntime has it since 1.17
 TOLERANCE = 1e-4
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 _SEED = 0
 
 
 class Tower(nn.Module):
-    """Encode images or texts by one tower of a CLIP, to unit-length features [B, D]."""
+    """Encode images or texts with one tower of a CLIP, as unit-length features [B, D]."""
 
     def __init__(self, model: CLIP, name: str) -> None:
         super().__init__()
@@ -44,14 +44,14 @@ class Tower(nn.Module):
         return self.encode(inputs, normalize=True)
 
     def axes(self) -> dict[int, Any]:
-        """Return the sizes that may differ from call to call, by axis."""
+        """Return the axes whose sizes may differ between calls, with their dimensions."""
         batch = torch.export.Dim("batch")
         if self.name == "image":
             return {0: batch}
         return {0: batch, 1: torch.export.Dim("length", max=self.model.config.text.context_length)}
 
     def random_inputs(self, batch: int, length: int | None = None) -> Tensor:
-        """Draw seeded inputs: noise, or texts of any ids with `length` tokens (None: the context)."""
+        """Draw seeded inputs: images of noise, or texts of `length` random ids (None: the context length)."""
         generator = torch.Generator().manual_seed(_SEED)
         vision, text = self.model.config.vision, self.model.config.text
         if self.name == "image":
@@ -63,8 +63,8 @@ class Tower(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported tower: the bytes of its file and weights, and the largest distance between a feature vector of
-    onnxruntime and torch's, both of length 1."""
+    """An exported tower. `size` has the bytes of its file and weights. `error` is the largest distance between a
+    feature vector of onnxruntime and that of torch, both of length 1."""
 
     tower: Tower
     file: Path
@@ -75,18 +75,18 @@ class Exported:
 def export_onnx(
     model: CLIP, folder: str | Path, tokenizer: Any = None, on_tower: Callable[[], None] = lambda: None
 ) -> list[Exported]:
-    """Write both towers to `folder`, whole and checked or not at all.
+    """Write both towers to `folder`. If a tower fails its check, nothing is written.
 
     Args:
-        model: on the CPU, in float32. Its attention runs on the backend "eager" meanwhile.
-        folder: new, or empty.
-        tokenizer: a fast tokenizer of transformers; its tokenizer.json is then written along.
+        model: a model on the CPU in float32. Its attention uses the backend "eager" during the export.
+        folder: a new or empty folder.
+        tokenizer: a fast tokenizer of transformers, to be written as tokenizer.json; None: no such file.
         on_tower: called when a tower is done.
 
     Raises:
-        InputError: the folder is not empty or cannot be written, the model is elsewhere or of another type, or its
+        InputError: the folder is not empty or cannot be written, the model is not on the CPU in float32, or its
             features are not finite.
-        DiffCLIPError: onnxruntime's features are further from torch's than `TOLERANCE`, or it does not run the file.
+        DiffCLIPError: the features of onnxruntime are further than `TOLERANCE` from those of torch.
     """
     folder = Path(folder)
     check_new(folder)
@@ -100,7 +100,7 @@ def export_onnx(
             file = temporary / tower.file
             _write_tower(tower, file)
             error = _check(tower, file)
-            # weights too large for one message of protobuf lie beside the graph
+            # weights that are too large for one protobuf message are in a file beside the graph
             size = sum(part.stat().st_size for part in temporary.glob(f"{tower.file}*"))
             exported.append(Exported(tower, folder / tower.file, size, error))
             on_tower()
@@ -122,7 +122,7 @@ def _write_tower(tower: Tower, file: Path) -> None:
     inputs, axes = tower.random_inputs(2), (tower.axes(),)
     layers = [layer for of_tower in tower.model.attention_layers().values() for layer in of_tower]
     backends = [layer.backend for layer in layers]
-    # the fast backends are operators of their own, which ONNX does not have
+    # the fast backends are custom operators, which ONNX does not have
     tower.model.set_attention_backend("eager")
     try:
         with quiet():
@@ -138,7 +138,7 @@ def _write_tower(tower: Tower, file: Path) -> None:
     finally:
         for layer, backend in zip(layers, backends, strict=True):
             layer.backend = backend
-    # every node carries the lines of source that made it, with their paths on this machine
+    # every node has the source lines that made it, with the paths of this machine
     ClearMetadataAndDocStringPass()(program.model)
     program.save(str(file))
 
@@ -146,19 +146,19 @@ def _write_tower(tower: Tower, file: Path) -> None:
 def open_session(file: Path) -> Any:
     """Open `file` in onnxruntime on the CPU, with as many threads as torch has.
 
-    The threads rest between calls, so that they do not slow what is measured in turns with it.
+    The threads do not spin between calls, so that they do not slow other code that is timed in turns with it.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors alone
+    options.log_severity_level = 3  # errors only
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 def run(session: Any, inputs: Tensor) -> Tensor:
-    """Return the only output of a session for its only input."""
+    """Run a session that has one input, and return its only output."""
     (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
     return torch.from_numpy(found)
 
@@ -204,11 +204,11 @@ def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
         "logit_scale": model.logit_scale.exp().item(),
         "logit_bias": model.logit_bias.item() if config.logit_bias else None,
         "image": image
-        | {"size": size, "resize": preprocess.resize or size}  # "squash": both edges to the size
+        | {"size": size, "resize": preprocess.resize or size}  # "squash": scale both edges to the size
         | preprocess.model_dump(include={"interpolation", "mean", "std"}),
         "text": text
         | {"context_length": config.text.context_length, "vocab_size": config.text.vocab_size}
-        # a smaller vocabulary has ids of its own
+        # a model with a smaller vocabulary has other token ids
         | {"tokenizer": tokenizer if config.text.vocab_size >= VOCABULARY else None},
         "config": config.model_dump(),
     }

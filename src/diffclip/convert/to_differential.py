@@ -1,8 +1,8 @@
 """Make a trained plain CLIP differential without a change of its outputs, for further training.
 
-Swapping the attention of a pretrained CLIP for the published differential attention destroys it: queries and keys of
-half the heads lose their values, and a head norm rescales what is left. Here every head keeps all that it has and gets
-a second map beside it, whose λ starts at exactly 0 and learns from the first step on (`attention/variants.py`).
+Replacing the attention of a pretrained CLIP by the published differential attention destroys the model: the queries and
+keys of half the heads lose their values, and a head norm rescales the output. Here every head keeps all its weights and
+gets a second map. The λ of this map starts at exactly 0 and learns from the first step on (`attention/variants.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def to_differential(model: CLIP, seed: int = 0) -> CLIP:
     """Copy a plain `model` and add a second map to every layer of both towers; outputs stay the same.
 
     Args:
-        model: of which both towers have plain attention.
-        seed: of the second queries and keys, and of λ's vectors.
+        model: a CLIP with plain attention in both towers.
+        seed: the seed of the second queries and keys, and of λ's vectors.
 
     Raises:
         InputError: a tower is differential already.

@@ -1,4 +1,4 @@
-"""Files of captions as people keep them: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Kaggle's Flickr8k."""
+"""Read caption files: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Kaggle's Flickr8k."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from diffclip.errors import InputError
 
 Captions = dict[str, list[str]]
-"""The captions by image file, in the order of the file."""
+"""Image file → its captions, in the order of the caption file (COCO's JSON: in the order of the image ids)."""
 
 SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".json")
 # The usual names of the columns or keys.
@@ -25,15 +25,15 @@ _TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
 
 
 def read_captions(file: Path) -> Captions:
-    """Read the captions of images from a file of any of these kinds; an image may have none but blank ones.
+    """Read the captions of images from a caption file. An image with only blank captions gets an empty list.
 
     Args:
         file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
-            with one object per line; `.json` with a list of such objects, or as COCO's. Captions may be a list. Columns
-            and keys have one of the usual names.
+            with one object per line; `.json` with a list of such objects, or in COCO's format. The captions of an
+            object may be a list. Columns and keys have one of the usual names.
 
     Raises:
-        InputError: the file cannot be read, has no such column, or not one caption.
+        InputError: the file cannot be read, has no column of images or of captions, or has no caption.
     """
     text, ending = read_text(file), file.suffix.lower()
     pairs: Iterable[tuple[Any, ...]]
@@ -62,7 +62,7 @@ def read_captions(file: Path) -> Captions:
 
 
 def read_text(file: Path) -> str:
-    """Read a text file, or raise `InputError` where it is no UTF-8 text or cannot be read."""
+    """Read a text file, or raise `InputError` if it is not UTF-8 text or cannot be read."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -79,7 +79,7 @@ def _json(text: str, where: str) -> Any:
 
 
 def _coco(content: Any, file: Path) -> Captions:
-    """Read COCO's JSON, images in the order of their numbers, as COCO's own reader has them."""
+    """Read COCO's JSON. The images are in the order of their ids, as in COCO's own reader."""
     try:
         names = {image["id"]: image["file_name"] for image in content["images"]}
         captions: Captions = {names[number]: [] for number in sorted(names)}
@@ -96,9 +96,9 @@ def _coco(content: Any, file: Path) -> Captions:
 
 def _table(text: str, file: Path) -> list[tuple[str, str]]:
     first = text.partition("\n")[0]
-    # behind its delimiter, the first line may have other marks in a caption
+    # without a tab, the first mark is the delimiter: the first line may have other marks in a caption
     delimiter = "\t" if "\t" in first else next((mark for mark in first if mark in "|;,"), ",")
-    # quotes mean something in comma separated files alone, but not in those of mehdidc/retrieval_annotations
+    # only files separated by , or ; use quotes, and those of mehdidc/retrieval_annotations do not
     is_quoted = delimiter in ",;" and not file.name.endswith("_karpathy.txt")
     quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
@@ -108,7 +108,7 @@ def _table(text: str, file: Path) -> list[tuple[str, str]]:
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
     head = rows[0] if rows else [""]
     image, caption = (head.index(_column(head, what, file)) for what in _USUAL)
-    # a last column goes on behind a delimiter in a caption that nobody quoted
+    # if the captions are the last column, an unquoted delimiter in a caption is part of the caption
     end = None if caption == len(head) - 1 else caption + 1
     return [
         (row[image], delimiter.join(row[caption:end])) for row in rows[1:] if len(row) > max(image, caption)
@@ -122,7 +122,7 @@ def _pairs_of(found: list[Any], file: Path) -> list[tuple[Any, ...]]:
 
 
 def _column(names: Iterable[str], what: str, file: Path) -> str:
-    """Find the name of the images or the captions among those of columns or keys."""
+    """Find the column or key of `what`, which is "image" or "caption"."""
     found = {name.strip().lower(): name for name in names}
     for name in _USUAL[what]:
         if name in found:

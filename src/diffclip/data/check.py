@@ -20,19 +20,19 @@ from diffclip.errors import Fault, InputError
 from diffclip.tokenizer import Tokenizer
 
 LEARNED_AT = 224
-"""Pixels of the usual models; a smaller image is enlarged."""
+"""Image size of the usual models in pixels; a smaller image is enlarged."""
 CONTEXT_LENGTH = 77
-"""Tokens of a caption that the usual models read, with start and end."""
+"""Tokens that the usual models read of a caption, with the start and the end token."""
 DISTANCE = 4
-"""Bits of 64 in which the perceptual hashes of near duplicates differ at most. Images of JPEG quality 30, of half and
-of twice the size stay within; one cut at its borders does not."""
+"""Largest number of bits, of 64, in which the perceptual hashes of near duplicates differ. An image saved with JPEG
+quality 30, or at half or twice the size, stays within this distance. An image cut at its borders does not."""
 
 _MOST_TOKENS = 1024
 _CHUNK = 128
-# Range of gray values of an image that shows nothing: compression alone makes a few differ.
+# An image with a smaller range of gray values counts as one color: compression alone changes some values.
 _ONE_COLOR = 16
 _QUANTILES = {"min": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1.0}
-# of a perceptual hash: gray pixels of an edge, of which the lowest 8 × 8 frequencies count (Zauner 2010)
+# Perceptual hash (Zauner 2010): edge of the gray image in pixels; the lowest 8 × 8 frequencies are used.
 _EDGE = 32
 _COSINES = np.cos(np.pi / _EDGE * np.outer(np.arange(8), np.arange(_EDGE) + 0.5))
 
@@ -45,13 +45,13 @@ Spread = dict[str, float]
 
 @dataclass(frozen=True)
 class Check:
-    """The contents of a corpus: of its shards, of the samples that were read, and of those that are whole."""
+    """Counts of a corpus: its shards, the samples that were read, and the whole samples among them."""
 
     sources: list[str]
     shards: int
     usable: int  # samples with a member for an image and one for a caption
-    read: int  # all, or as many as were drawn
-    whole: int  # samples that can be trained on; all below is of these
+    read: int  # all usable samples, or the number of drawn ones
+    whole: int  # samples that training can use; the fields after the faults count these
     skipped: list[Fault]  # broken shards, and samples without an image or a caption
     images_broken: list[Fault]
     captions_broken: list[Fault]
@@ -60,8 +60,8 @@ class Check:
     captions: int
     tokens: Spread  # of a caption, with start and end
     truncated: int  # captions of more than 77 tokens
-    exact: list[list[str]]  # samples with the same pixels
-    near: list[list[str]]  # samples whose images look alike, though their pixels differ
+    exact: list[list[str]]  # groups of samples with the same pixels
+    near: list[list[str]]  # groups of samples whose images look alike, though their pixels differ
 
 
 def check(
@@ -70,16 +70,15 @@ def check(
     workers: int = 0,
     advance: Callable[[int], None] = lambda done: None,
 ) -> Check:
-    """Read a corpus, or a part of it, and count.
+    """Read a corpus, or a part of it, and count its contents.
 
     Args:
-        corpus: what to read.
-        sample: how many samples to draw at random; None or more than there are: all.
-        workers: processes that read; 0 reads in this one.
-        advance: called with how many more samples have been read.
+        sample: how many samples to draw at random; None, or more than there are: all samples.
+        workers: processes that read; 0 reads in this process.
+        advance: called with the number of samples read since the last call.
 
     Raises:
-        InputError: not one sample can be read.
+        InputError: no sample can be trained on.
         DiffCLIPError: a worker died, or an address does not answer.
     """
     numbers = np.arange(corpus.samples)
@@ -118,7 +117,7 @@ def check(
 
 
 def _spread(values: NDArray[Any]) -> Spread:
-    """Quantiles of values of which there is at least one."""
+    """Compute the quantiles of one or more values."""
     return dict(zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values())).tolist(), strict=True))
 
 
@@ -127,21 +126,21 @@ class _Samples(Dataset[Any]):
         self.corpus, self.tokenizer = corpus, Tokenizer(TextConfig(context_length=_MOST_TOKENS))
 
     def __getitem__(self, number: int) -> tuple[tuple[int, ...], list[int]] | Fault:
-        """The row of a sample, see `_SAMPLE`, and the tokens of each of its captions."""
+        """Return the row of a sample (see `_SAMPLE`) and the number of tokens of each of its captions."""
         found = self.corpus.read(number)
         if isinstance(found, Fault):
             return found
         pixels = found.pixels.permute(1, 2, 0).contiguous().numpy()
         gray = Image.fromarray(pixels).convert("L")
         look = 0 if np.ptp(np.asarray(gray)) < _ONE_COLOR else perceptual_hash(gray)
-        # the first of the largest ids is the end of the text
+        # the end token has the largest id, and argmax finds the first one
         tokens = (self.tokenizer(found.captions).argmax(dim=1) + 1).tolist()
         content = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
         return (number, min(gray.size), content, look), tokens
 
 
 def _rows(items: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any], list[Fault]]:
-    """The rows of the samples, the tokens of all captions, and the faults."""
+    """Collect the rows of the samples, the numbers of tokens of all captions, and the faults."""
     whole = [item for item in items if not isinstance(item, Fault)]
     tokens = [number for _, own in whole for number in own]
     faults = [item for item in items if isinstance(item, Fault)]
@@ -149,23 +148,23 @@ def _rows(items: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any], list[Fault]
 
 
 def perceptual_hash(gray: Image.Image) -> int:
-    """64 bits: which of the lowest frequencies of an image's discrete cosine transform lie above their median."""
+    """Return 64 bits: which of the lowest frequencies of the discrete cosine transform are above their median."""
     pixels = np.asarray(gray.resize((_EDGE, _EDGE), Image.Resampling.LANCZOS), dtype=np.float64)
     low = _COSINES @ pixels @ _COSINES.T
     return int.from_bytes(np.packbits(low > np.median(low)).tobytes(), "big")
 
 
 def near_groups(samples: NDArray[Any]) -> list[NDArray[np.int64]]:
-    """Group samples whose images look alike, of those whose pixels differ; of equal ones the first counts.
+    """Group samples whose images look alike. Of samples with the same pixels, only the first is compared.
 
-    Two hashes that differ in 4 bits agree in 2 of 6 blocks at least, so that pairs are looked for among those that
-    agree in one of the 15 choices of 2 blocks (Manku, Jain and Das Sarma, WWW 2007).
+    Two hashes that differ in at most 4 bits agree in at least 2 of 6 blocks. So only hashes that agree in one of the
+    15 pairs of blocks are compared (Manku, Jain and Das Sarma, WWW 2007).
     """
     places = np.sort(np.unique(samples["content"], return_index=True)[1])
     places = places[samples["look"][places] != 0]
     values, inverse = np.unique(samples["look"][places], return_inverse=True)
     labels, before, pairs = np.arange(len(values)), np.full(len(values), -1), list(_near_pairs(values))
-    while not np.array_equal(labels, before):  # until each group has its least label
+    while not np.array_equal(labels, before):  # until all members of a group have its smallest label
         before = labels.copy()
         for first, second in pairs:
             np.minimum.at(labels, first, labels[second])
@@ -174,14 +173,14 @@ def near_groups(samples: NDArray[Any]) -> list[NDArray[np.int64]]:
 
 
 def _near_pairs(values: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Places of pairs at most `DISTANCE` apart; a pair may come more than once."""
+    """Yield the indices of pairs that differ in at most `DISTANCE` bits; a pair may come more than once."""
     edges = np.linspace(0, 64, DISTANCE + 3).astype(int).tolist()
     blocks = [((1 << (high - low)) - 1) << low for low, high in pairwise(edges)]
     for chosen in combinations(blocks, 2):
         keys = values & np.uint64(sum(chosen))
         order = np.argsort(keys, kind="stable")
         keys, left, shift = keys[order], np.arange(len(values)), 0
-        # each round pairs what lies `shift` apart in a bucket, and only larger buckets go on to the next
+        # each round pairs the entries of a bucket that are `shift` apart; only larger buckets go on to the next round
         while len(left):
             shift += 1
             left = left[left < len(keys) - shift]
@@ -192,7 +191,7 @@ def _near_pairs(values: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.int64],
 
 
 def _groups(labels: NDArray[Any]) -> list[NDArray[np.int64]]:
-    """The places of each label that is there more than once, ascending; larger groups first, then earlier ones."""
+    """Return the indices of each label that occurs more than once, ascending; larger groups first, then earlier."""
     order = np.argsort(labels, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
     return sorted((group for group in groups if len(group) > 1), key=lambda group: (-len(group), group[0]))

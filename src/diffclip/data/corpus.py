@@ -1,4 +1,4 @@
-"""The training data: weighted sources of shards, on disk or at addresses, and any usable sample of them by number."""
+"""The training data: weighted sources of shards, on disk or at addresses; each usable sample is read by its number."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CAPTION_KEY = "caption"
-# Shards that a process shuffles together where not all are at hand.
+# Number of shards that a process shuffles together if some shards are remote.
 _WINDOW = 16
-# Images after which the memory of all is estimated.
+# Number of decoded images after which the memory for all images is estimated.
 _MEASURED = 100
 
 
 class Sample(NamedTuple):
-    """A sample: `name` is its shard and key, for people; `pixels` are uint8 [3, H, W]."""
+    """A sample: `name` is its shard and key, for messages; `pixels` are uint8 [3, H, W]."""
 
     key: str
     name: str
@@ -51,7 +51,7 @@ class Sample(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A shard by its path or address, its name for people, and the number of its usable samples."""
+    """A shard by its path or address, its name for messages, and the number of its usable samples."""
 
     place: str
     name: str
@@ -60,25 +60,25 @@ class _Shard(NamedTuple):
 
 
 class Corpus:
-    """The usable samples, those with an image and a caption, of weighted sources; numbered through all shards.
+    """The usable samples (with an image and a caption) of weighted sources, numbered across all shards.
 
-    Without a window the indexes of all shards are in memory, which forked data workers share; with one, only how many
-    samples each shard has, and the indexes of the shards that are being read. An object may be forked or, before it is
-    read, pickled to data workers; it is not for several threads at once.
+    Without a window, the indexes of all shards are in memory, and forked data workers share them. With a window, only
+    the header of each shard and the indexes of the shards that are being read are in memory. A corpus may be forked
+    to data workers, or pickled before its first read. Several threads must not use it at once.
 
     Args:
         train: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
-        caption_key: the key of `.json` that holds a caption or a list of them. Unless it is another than the
-            usual, a sample's `.txt`, one caption per line, comes first.
-        window: shards that a process shuffles together. None: all samples, or 16 shards where one is remote.
+        caption_key: the key of `.json` that holds a caption or a list of captions. With the default key,
+            a sample's `.txt` (one caption per line) comes first. With another key, `.txt` is not read.
+        window: number of shards that a process shuffles together. None: all samples, or 16 shards if one is remote.
         cache: folder for copies of remote shards; None: in the user's cache folder.
-        cache_gb: size of these copies in 10^9 bytes, beyond which the oldest go; None: no limit.
+        cache_gb: limit for these copies in 10^9 bytes; the least recently used are removed. None: no limit.
 
     Attributes:
         samples: how many samples are usable.
         per_epoch: how many samples an epoch shows: over the sources, the sum of round(weight × samples).
-        faults: what is skipped: broken shards, samples without an image or a caption.
-        sources: of each its name (`spec`), its numbers of `shards` and of usable `samples`, its `weight`.
+        faults: the skipped broken shards, and samples without an image or a caption.
+        sources: for each source its name (`spec`), its numbers of `shards` and of usable `samples`, its `weight`.
         layout: the usable samples of each shard, and the weights.
 
     Raises:
@@ -111,7 +111,7 @@ class Corpus:
         counts = {place: header.usable(self._needed) for place, header in headers.items()}
         self._shards = [_Shard(place, shown(place), headers[place], counts[place]) for place in places]
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
-        # for each shard at hand the rows of its usable samples
+        # open shards by number, each with the rows of its usable samples
         self._opened: dict[int, tuple[Tar, NDArray[np.int64]]] = {}
         self._decoded: list[Sample | Fault] = []
         for number, shard in enumerate(self._shards):
@@ -148,14 +148,14 @@ class Corpus:
         return digest_of([[shard.name.rpartition("/")[2], shard.header.stamp] for shard in self._shards])
 
     def order_identity(self) -> str:
-        """A digest of everything but the seed that decides the order of an epoch, not of the place of the shards."""
+        """A digest of all that decides the order of an epoch, except the seed. The shards' folder does not count."""
         shards = [[shard.name.rpartition("/")[2], shard.usable] for shard in self._shards]
         sizes = [len(source) for source in self.layout.sources]
         return digest_of([shards, sizes, list(self.layout.weights), self.window])
 
     def read(self, i: int) -> Sample | Fault:
-        """Read and decode usable sample `i`, or return its fault or its shard's. A remote shard that cannot be copied
-        raises `DiffCLIPError`, here and in `decode` and `fetch`."""
+        """Read and decode usable sample `i`, or return the fault of the sample or of its shard. `read`, `decode` and
+        `fetch` raise `DiffCLIPError` if a remote shard cannot be copied."""
         if self._decoded:
             return self._decoded[i]
         number, place = self._locate(i)
@@ -176,14 +176,14 @@ class Corpus:
             return sample_fault(name, error, "caption")
 
     def name(self, i: int) -> str:
-        """The shard and key of usable sample `i`, for people; its image is not read."""
+        """Return the shard and key of usable sample `i`, for messages, without reading its image."""
         number, place = self._locate(i)
         tar, rows = self._open(number)
         return f"{self._shards[number].name}:{tar.key(rows[place])}"
 
     def decode(self) -> None:
-        """Decode all samples once and keep them in memory, which forked data workers share, or raise `InputError` where
-        they are larger than the memory of the machine."""
+        """Decode all samples once and keep them in memory, which forked data workers share. Raise `InputError` if they
+        need more memory than the machine has."""
         limit, size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
         decoded = []
         for i in range(self.samples):
@@ -197,7 +197,7 @@ class Corpus:
         self._decoded = decoded
 
     def keep_indexes(self) -> None:
-        """Write the indexes of local shards beside them, where that folder can be written."""
+        """Write the indexes of local shards beside them, if that folder is writable."""
         for shard in self._shards:
             path = Path(shard.place)
             file = index_files(path)[0]
@@ -206,22 +206,22 @@ class Corpus:
                 write_index(file, tar.header, tar.table)
 
     def fetch(self, number: int) -> None:
-        """Copy a shard that is remote, unless its samples are in memory."""
+        """Copy a shard to the cache if it is remote and its samples are not in memory."""
         if is_remote(self._shards[number].place) and not self._decoded:
             self._copies.copy(self._shards[number].place)
 
     def _locate(self, i: int) -> tuple[int, int]:
-        """The shard of usable sample `i`, and its place among the usable ones there."""
+        """Find the shard of usable sample `i`, and the place of the sample among the shard's usable samples."""
         number = int(self._ends.searchsorted(i, side="right"))
         return number, i - int(self._ends[number]) + self._shards[number].usable
 
     def _open(self, number: int) -> tuple[Tar, NDArray[np.int64]]:
-        """Find a shard at hand, or open it in place of the one that was used longest ago."""
+        """Return a shard; if it is not open, open it in place of the least recently used one."""
         opened = self._opened.pop(number, None)
         if opened is None:
             place = self._shards[number].place
             tar = open_tar(self._copies.copy(place) if is_remote(place) else Path(place))
-            with suppress(OSError):  # a shard that went or cannot be read has faults
+            with suppress(OSError):  # a shard that is gone or unreadable has faults
                 tar = tar._replace(file=tar.path.open("rb", buffering=0))
             opened = tar, tar.usable(self._needed)[0]
             while len(self._opened) >= (self.window or 1):
@@ -239,14 +239,14 @@ def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
 
 
 def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
-    """List where captions may be: `.txt`, then `.json`; with a key other than the usual, only `.json`."""
+    """List the members that may hold captions: `.txt`, then `.json`; only `.json` if the key is not the default."""
     return ("txt", "json") if caption_key == CAPTION_KEY else ("json",)
 
 
 def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
     """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
 
-    Blank captions are dropped. Where none is left, or a member cannot be read, `InputError` is raised.
+    Blank captions are dropped. If no caption is left, or a member cannot be read, `InputError` is raised.
     """
     extension = next((member for member in caption_members(caption_key) if member in sample), None)
     if extension is None:
@@ -256,7 +256,7 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
         found = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
     except UnicodeDecodeError:
         raise InputError(f"{name} has a caption that is not UTF-8 text") from None
-    except (ValueError, RecursionError):  # of lists in lists without end
+    except (ValueError, RecursionError):  # RecursionError: lists nested too deeply
         raise InputError(f"{name} has a .json that is not valid JSON") from None
     except (KeyError, TypeError, IndexError):
         raise InputError(f"{name} has no key {caption_key!r} in its .json") from None

@@ -1,4 +1,4 @@
-"""Fetch published sets from their publishers; sets to train on are lists of addresses that img2dataset fetches."""
+"""Fetch published sets from their publishers. Training sets are lists of addresses, which img2dataset fetches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diffclip.errors import DiffCLIPError, InputError, explained, require_group
 from diffclip.files import cores, write_atomically
 
 _AGAIN = "check the network and the folder, and start again"
-# of img2dataset, by the paper's authors
+# The settings of the paper's authors for img2dataset.
 _SETTINGS = (
     "--image_size 224 --resize_mode keep_ratio --resize_only_if_bigger True --encode_format jpg --encode_quality 95 "
     "--extract_exif False --output_format webdataset --incremental_mode incremental --enable_wandb False "
@@ -20,10 +20,10 @@ _SETTINGS = (
 
 
 class CaptionSet(NamedTuple):
-    """A published list of addresses with captions to train on.
+    """A published list of image addresses and captions to train on.
 
-    `columns` are the columns of addresses and captions: of a TSV, which has no header, in its order. `address` is empty
-    where the list must be fetched by hand, and `wants` says why.
+    `columns` are the columns of addresses and captions. A TSV has no header, so they are in the order of its columns.
+    If the list must be fetched by hand, `address` is empty and `wants` says why.
     """
 
     title: str
@@ -42,7 +42,7 @@ CAPTION_SETS = {
     "cc12m": CaptionSet(
         "Conceptual 12M", "https://github.com/google-research-datasets/conceptual-12m", 12_423_374,
         ("url", "caption"), "https://storage.googleapis.com/conceptual_12m/cc12m.tsv"),
-    # each of its images is listed with each of its five captions
+    # the list has a line for each of the five captions of an image
     "mscoco": CaptionSet(
         "COCO captions, train2017", "https://cocodataset.org", 591_753, ("URL", "TEXT"),
         f"{HUB}/ChristophSchuhmann/MS_COCO_2017_URL_TEXT/resolve/main/mscoco.parquet"),
@@ -54,10 +54,10 @@ CAPTION_SETS = {
 
 
 def fetch(name: str, root: str | Path) -> Path:
-    """Fetch one set to evaluate on into ROOT/NAME, which appears whole and is returned.
+    """Fetch one evaluation set into ROOT/NAME and return this folder. It appears only when it is complete.
 
     Raises:
-        InputError: something is in the way, the disk refuses, or clip_benchmark is needed and not installed.
+        InputError: a file or folder is in the way or cannot be written, or clip_benchmark is needed but not installed.
         DiffCLIPError: the publisher cannot be reached, or the files are broken.
     """
     from torchvision.datasets.utils import download_and_extract_archive, download_url, extract_archive
@@ -93,13 +93,13 @@ def fetch(name: str, root: str | Path) -> Path:
 
 
 def prepare_list(name: str, place: Path) -> Path:
-    """Fetch the list of a set to train on into its folder `place`, unless it is there.
+    """Fetch the list of a training set into the folder `place`, unless it is there, and return its path.
 
-    A TSV is rewritten as `urls.tsv`, with a header and quotes as CSV readers want it; lines without an address or a
-    caption are left out. Parquet files are used as they are.
+    A TSV is rewritten as `urls.tsv`, with the header and the quotes that CSV readers expect. Lines without an address
+    or a caption are left out. Parquet files are used as they are.
 
     Raises:
-        InputError: the list must be fetched by hand, or holds no line of use.
+        InputError: the list must be fetched by hand, or has no usable line.
         DiffCLIPError: the list cannot be fetched.
     """
     from torch.hub import download_url_to_file
@@ -122,13 +122,13 @@ def prepare_list(name: str, place: Path) -> Path:
 
 def _clean(source: Path, target: Path, columns: tuple[str, str]) -> None:
     url, pairs = columns.index("url"), 0
-    # only at \n: a caption may hold what Python takes for the end of a line
+    # split only at \n: a caption may contain other characters that Python takes for the end of a line
     with (
         source.open(encoding="utf-8", errors="replace", newline="\n") as lines,
         write_atomically(target) as temporary,
         temporary.open("w", encoding="utf-8", newline="") as file,
     ):
-        # quotes within captions would otherwise swallow what follows them
+        # the writer escapes quotes: otherwise a quote in a caption would swallow the text after it
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(columns)
         for line in lines:
@@ -143,7 +143,7 @@ def _clean(source: Path, target: Path, columns: tuple[str, str]) -> None:
 
 
 def img2dataset_command(name: str, path: Path, shards: Path) -> list[str]:
-    """Write the command that fetches the images of the list at `path` into shards."""
+    """Return the img2dataset command that fetches the images of the list at `path` into shards."""
     url, caption = sorted(CAPTION_SETS[name].columns, key=lambda column: column.lower() != "url")
     kind = "tsv" if path.suffix == ".tsv" else "parquet"
     places = ["--url_list", str(path), "--output_folder", str(shards)]

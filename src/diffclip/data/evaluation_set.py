@@ -25,11 +25,11 @@ Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcre
 
 
 class FolderSource:
-    """Images below one folder: image files, or the items of a map-style dataset as torchvision's.
+    """Images below one folder: image files, or the items of a map-style dataset such as torchvision's.
 
     Args:
-        keys: paths in it, with forward slashes; numbers for a dataset that keeps no list of its files.
-        dataset: its items are a PIL image and something else.
+        keys: paths below `folder`, with forward slashes; numbers if a dataset has no list of its files.
+        dataset: each item starts with a PIL image; None: the image files are read.
     """
 
     def __init__(self, folder: Path, keys: Sequence[str], dataset: Any = None) -> None:
@@ -42,16 +42,16 @@ class FolderSource:
         return str(self.folder)
 
     def name(self, i: int) -> str:
-        """Return where people find image `i`."""
+        """Return the folder and key of image `i`, for messages."""
         return str(self.folder / self.keys[i])
 
     def image(self, i: int) -> Image.Image:
-        """Read image `i` as RGB, or raise `InputError` where it is missing or broken."""
+        """Read image `i` as RGB, or raise `InputError` if it is missing or broken."""
         if self.dataset is None:
             return read_image(self.folder / self.keys[i])
         try:
             return to_rgb(self.dataset[i][0])
-        # What Pillow's readers raise for a damaged file is nearly anything.
+        # A damaged file makes Pillow's readers raise nearly any error.
         except Exception as error:
             raise InputError(f"{self.name(i)} is missing, cut short or broken ({error})") from error
 
@@ -66,7 +66,7 @@ class FolderSource:
 
 
 Source = FolderSource | Shards
-"""Images by number, each with a name for people, and an `identity` of all their files."""
+"""Images by number, each with a name for messages; `identity` is a digest of all their files."""
 
 
 @dataclass
@@ -83,14 +83,14 @@ class EvaluationSet:
     """One split of a set to evaluate on.
 
     Attributes:
-        name: the set's name, for a folder that of the folder.
-        classnames: by label; empty for retrieval.
-        templates: prompts with `{c}` for the class name; empty for retrieval.
-        indices: the numbers in `source` of the set's samples.
-        labels: one per sample for classification, else empty.
-        captions: one or more per sample for retrieval, the texts of its masks for masks, else empty.
-        faults: the samples skipped so far; `batches` adds the broken images that it meets.
-        beside: opens another split of the set; None if there is none.
+        name: the name of the set, or of its folder.
+        classnames: class names by label, for mmvp the patterns; empty if the set has no classes.
+        templates: prompts with `{c}` for the class name; empty if the set has none.
+        indices: the number in `source` of each sample.
+        labels: one per sample for classification and mmvp, else empty.
+        captions: per sample its captions for retrieval, its mask texts for masks, its statement for mmvp; else empty.
+        faults: the samples skipped so far; `batches` adds the broken images that it finds.
+        beside: opens another split of the set by name; returns None if there is no such split.
     """
 
     name: str
@@ -120,7 +120,7 @@ class EvaluationSet:
         return self.take(rows)
 
     def take(self, rows: Sequence[int]) -> Self:
-        """Take the samples at positions `rows` as a set of their own."""
+        """Take the samples at positions `rows` as a new set."""
         kept: dict[str, Any] = {
             name: [values[row] for row in rows] for name in self.BY_SAMPLE if (values := getattr(self, name))
         }
@@ -156,7 +156,7 @@ class EvaluationSet:
         read, broken, known = 0, [], set(self.faults)
         for batch, found in watched(loader):
             broken += found
-            # a second pass meets the same broken images
+            # a second pass finds the same broken images again
             self.faults += [fault for fault in found if fault not in known]
             if batch is not None:
                 read += len(batch.positions)
@@ -175,11 +175,11 @@ def usable_samples(
     """Find the samples that have a member for each of `needed` and whose answer can be read.
 
     Args:
-        advice: what to do if there is none.
+        advice: what to do if there is no such sample, for the error.
         read: returns the answer of sample `i`, or raises `InputError` or `OSError`.
 
     Returns:
-        Their numbers, their answers (none without `read`), and the faults of the other samples.
+        The numbers of these samples, their answers (none without `read`), and the faults of the other samples.
     """
     usable, missing = shards.usable(needed)
     indices, answers, faults = usable.tolist(), [], shards.faults + missing

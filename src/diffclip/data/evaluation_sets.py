@@ -29,21 +29,21 @@ def open_set(
     """Open one split of a set.
 
     Args:
-        source: a folder in clip_benchmark's layout; the name of a built-in set, such as `scenes` (retrieval) or
-            `scenes-shapes` (classification), after `scenes.draw_built_in`; or the name of a published set, which lies
-            in ROOT/NAME (see `published_sets`).
-        split: a folder of shards in it, for example `test`; or a split of the published set. `val[500:]` is the part
-            of it from sample 500 on, as TensorFlow Datasets writes it.
+        source: a folder in clip_benchmark's layout; the name of a built-in set that `scenes.draw_built_in` has drawn,
+            such as `scenes` (retrieval) or `scenes-shapes` (classification); or the name of a published set, which
+            is in ROOT/NAME (see `published_sets`).
+        split: a folder of shards in `source`, for example `test`; or a split of the published set. `val[500:]` is
+            the part of `val` from sample 500 on, in the notation of TensorFlow Datasets.
         root: the folder of the published sets.
-        kind: the purpose of the samples; None: as `dataset_type.txt`, the class list and the samples tell.
+        kind: the kind of the set; None: decide by `dataset_type.txt`, the class list and the samples.
 
     Returns:
         The set: a `MaskedSet`, `SegmentedSet` or `ChoiceSet` for "masks", "segmentation" and "sugarcrepe".
 
     Raises:
         InputError: no such set, folder or split; a set of pairs, which has no splits; no shards or samples of that
-            kind; no class list, or of a single class; labels that cannot be read or lie outside the class list; a
-            published set that must be downloaded first.
+            kind; no class list, or a list of a single class; labels that cannot be read or are not in the class list;
+            a published set that must be downloaded first.
     """
     folder, (whole, first, end) = set_folder(source, root), parts_of(split)
     opened = _open(set_name(source, folder), whole, folder, kind)
@@ -51,14 +51,14 @@ def open_set(
 
 
 def has_split(source: str | Path, split: str, root: str | Path | None = None) -> bool:
-    """Tell whether a set, named as for `open_set`, has something of that split, whole or not."""
+    """Tell whether a set has a split, complete or not; `source`, `split` and `root` are as in `open_set`."""
     folder, split = set_folder(source, root), parts_of(split)[0]
     return (folder / split).is_dir() or _has_files(set_name(source, folder), split, folder)
 
 
 def set_name(source: str | Path, folder: Path) -> str:
-    """Name the set `source`: a built-in or published set as it is, a folder by its own name, without the prefix of
-    clip_benchmark's repositories if it is a published set."""
+    """Return the name of the set `source`: of a built-in or published set, or of the folder. The folder of a published
+    set may have the prefix of clip_benchmark's repositories, which is removed."""
     if str(source) in BUILT_IN or (str(source) in PUBLISHED and folder != Path(source).expanduser()):
         return str(source)
     bare = folder.absolute().name.removeprefix("wds_").removeprefix("vtab-")
@@ -208,7 +208,7 @@ def _shard_splits(folder: Path) -> list[str]:
 
 
 def _lines(file: Path) -> list[str]:
-    """Return the lines of a text file, stripped, up to the last that is not blank; none if there is no such file."""
+    """Return the stripped lines of a text file, without blank lines at the end; [] if the file does not exist."""
     if not file.exists():
         return []
     return [line.strip() for line in read_text(file).rstrip().splitlines()]

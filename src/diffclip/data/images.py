@@ -39,8 +39,8 @@ def read_image(
 ) -> Image.Image:
     """Read one image as RGB, loaded.
 
-    Of an animation the first frame is read. The EXIF orientation is applied, transparency lies over white, gray of 16
-    or 32 bits or of floats is scaled to 8 bits, and CMYK is converted as Pillow does.
+    An animation gives its first frame. The EXIF orientation is applied. Transparent images are put on white, gray of
+    16 or 32 bits or of floats is scaled to 8 bits, and CMYK is converted as in Pillow.
 
     Args:
         source: a file, or the bytes of one.
@@ -63,16 +63,16 @@ def read_image(
 def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     """Read one image from the bytes of its file as a tensor, with the pixels of `read_image`.
 
-    Ordinary JPEGs are decoded by torchvision, which writes RGB at once where Pillow makes 32 bits per pixel in between;
-    both use the same library. Pillow reads everything else, and every file that torchvision refuses.
+    torchvision decodes ordinary JPEGs, because it writes RGB directly, while Pillow first makes 32 bits per pixel. Both
+    use the same library. Pillow reads all other files, and the files that torchvision refuses.
 
     Returns:
-        uint8 [3, H, W]; in memory the three values of a pixel lie together.
+        uint8 [3, H, W]; in memory, the three values of a pixel are adjacent.
 
     Raises:
         InputError: as `read_image`.
     """
-    import torch  # here, so that commands find wrong arguments without it
+    import torch  # here, so that commands can check their arguments without loading it
     import torchvision
 
     image = _open(io.BytesIO(data), name)
@@ -85,7 +85,7 @@ def read_pixels(data: bytes, name: str = "the image") -> Tensor:
 
 
 def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
-    """Find the bytes of the image file among a sample's members, or raise `InputError` where there is none."""
+    """Find the bytes of the image file among a sample's members, or raise `InputError` if there is none."""
     extension = next((one for one in IMAGE if one in sample), None)
     if extension is None:
         raise InputError(f"{name} has no image")
@@ -116,12 +116,12 @@ def _images_in(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
-    # to open a pipe would wait for a writer; a dangling link is an image that cannot be read
+    # no pipes: opening one would wait for a writer; a dangling link is listed as an image that cannot be read
     return sorted(path for path in found if path.is_file() or not path.exists())
 
 
 def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read the header."""
+    """Read the header of an image, and refuse an image that is too large."""
     try:
         image = Image.open(handle, formats=_FORMATS)
         if image.width * image.height <= max_pixels:
@@ -152,7 +152,7 @@ def _load(image: Image.Image, name: str) -> Image.Image:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the EXIF orientation from 1 to 8; 1 where metadata is damaged, which says nothing about the pixels."""
+    """Return the EXIF orientation from 1 to 8; 1 if the metadata is damaged, because the pixels may be whole."""
     with suppress(Exception):
         found = int(image.getexif().get(_ORIENTATION) or 1)
         return found if found in range(1, 9) else 1
@@ -172,7 +172,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _gray_to_8_bit(image: Image.Image) -> Image.Image:
-    """Convert gray of 16 bits to L; of 32 bits or floats, the range of the image becomes 0 … 255."""
+    """Convert gray to mode L: scale 16 bits from their full range, 32 bits and floats from the range of the image."""
     values: Any = np.asarray(image)
     if image.mode.startswith("I;16"):
         return Image.fromarray(_TO_8_BIT[values])

@@ -1,10 +1,10 @@
-"""The index of a tar shard: which samples it holds and where their members lie; and reading members by it.
+"""The index of a tar shard: its samples and the positions of their members, so that a member is read directly.
 
-Members are grouped as WebDataset does: the key is the path up to the first dot of the base name, the extension is the
-rest in lower case, and neighbors of one key are a sample. One scan of the headers of a tar gives its index, a NumPy
-file `diffclip-index/NAME.npy` beside the shard or in the user's cache folder. It holds two arrays, one after the other:
-a line of JSON (`Header`), and one row per sample with the key and, for each extension, the place (in blocks of 512
-bytes) and size of the member.
+Members are grouped as in WebDataset: the key is the path up to the first dot of the base name, the extension is the
+rest in lower case, and neighboring members with the same key are a sample. One scan of the headers of a tar gives its
+index, a NumPy file: `diffclip-index/NAME.npy` beside the shard, or a file in the user's cache folder. It holds two
+arrays, one after the other: a line of JSON (`Header`), and a table with one row per sample. A row has the key and, for
+each extension, the position (in blocks of 512 bytes) and size of the member.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from diffclip.files import cache_folder, cores, write_atomically
 
 INDEX_FOLDER = "diffclip-index"
 MEMBERS = (*IMAGE, "txt", "json", "cls", "mask.png", "seg.png")
-"""The extensions that are indexed; all others are passed over."""
+"""The extensions that are indexed; all others are ignored."""
 BLOCK = 512
-# Zeros that a writer may leave behind the last member: GNU tar fills up 10 KiB, or what `-b` says.
+# Limit for the zeros after the last member: GNU tar pads to 10 KiB, or to the size that `-b` sets.
 _PADDING = 1 << 20
-# Files that a process holds open.
+# Number of files that a process keeps open.
 _OPEN_FILES = 256
 
 MemberTable = NDArray[np.void]
 Rows = list[tuple[bytes, dict[str, tuple[int, int]]]]
-"""For each sample its key, and block and size of its members by extension."""
+"""For each sample its key, and for each extension the block and size of the member."""
 Needed = Mapping[str, Sequence[str]]
 """The name of a member → the extensions it may have."""
 
@@ -54,12 +54,12 @@ NO_SAMPLES: MemberTable = np.zeros(0, [("key", "S1")])
 
 @dataclass(frozen=True)
 class Header:
-    """A shard in numbers.
+    """The summary of a shard.
 
     Attributes:
-        stamp: its size and time; while both stay the same, so does its content.
-        samples: for each set of extensions, with a space between, how many samples have just these, not empty.
-        faults: why some of it is skipped.
+        stamp: size and time of the shard; while they stay the same, the content counts as unchanged.
+        samples: extensions, joined by spaces → the number of samples with exactly these members, not empty.
+        faults: why parts of the shard are skipped.
     """
 
     stamp: str
@@ -76,7 +76,7 @@ class Header:
 
 
 class Tar(NamedTuple):
-    """A shard and its index; `file` is held open where the shard may be removed."""
+    """A shard and its index. `file` is the open shard, if the shard may be removed while it is in use."""
 
     path: Path
     header: Header
@@ -88,26 +88,26 @@ class Tar(NamedTuple):
         return bytes(self.table["key"][row]).decode("utf-8", "surrogateescape")
 
     def name(self, row: int) -> str:
-        """The shard and key of a sample, for people."""
+        """The shard and key of a sample, for messages."""
         return f"{self.path}:{self.key(row)}"
 
     def members(self, row: int, extensions: Iterable[str]) -> dict[str, bytes]:
-        """Read the members of a sample that have one of `extensions`; raise `InputError` or `OSError` where the file
-        ends before a member does or cannot be read."""
+        """Read the members of a sample that have one of `extensions`. Raise `InputError` if the file ends before a
+        member ends, and `OSError` if the file cannot be read."""
         found, places = {}, self.table[row]
-        # named, so that no thread's turn closes it
+        # keep a reference, so that another thread cannot close the file by evicting it from the cache
         file = self.file or _open_file(self.path, self.header.stamp)
         for extension in extensions:
             block, size = places[extension].tolist() if extension in places.dtype.names else (0, 0)
             if size:
-                # without the file's position, which forked processes share
+                # pread does not use the file's position, which forked processes share
                 found[extension] = os.pread(file.fileno(), size, block * BLOCK)
                 if len(found[extension]) < size:
                     raise InputError(f"{self.path} became shorter while it was read: start again")
         return found
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
-        """Find the rows that have a member for each of `needed`, and what the others lack."""
+        """Find the rows that have a member for each of `needed`; the faults say what the other rows lack."""
         none, there = np.zeros(len(self.table), bool), self.table.dtype.names or ()
         has = {
             what: np.any([none, *(self.table[name][:, 1] > 0 for name in names if name in there)], axis=0)
@@ -123,12 +123,12 @@ class Tar(NamedTuple):
 
 @lru_cache(_OPEN_FILES)
 def _open_file(path: Path, mark: str) -> IO[bytes]:
-    """Open a file that stays open; `mark`, its stamp, tells it from an earlier one of that name."""
+    """Open a file and keep it open. `mark`, its stamp, distinguishes it from an earlier file of the same name."""
     return path.open("rb", buffering=0)
 
 
 def stamp(path: Path) -> str:
-    """Return the size and time of a file, "" where it cannot be opened."""
+    """Return the size and time of a file, or "" if it cannot be accessed."""
     try:
         status = path.stat()
     except OSError:
@@ -161,7 +161,7 @@ def scan(path: Path) -> tuple[Header, MemberTable]:
 
 
 def _read_headers(file: IO[bytes], length: int, rows: Rows) -> str | None:
-    """Add the whole samples of a tar of `length` bytes to `rows`, and return its fault."""
+    """Add the samples of a tar of `length` bytes to `rows`, up to the first broken member; return its fault or None."""
     if not length:
         return "is empty (0 bytes)"
     try:
@@ -170,12 +170,12 @@ def _read_headers(file: IO[bytes], length: int, rows: Rows) -> str | None:
         file.seek(0)
         return "is compressed: unpack it with gunzip" if file.read(2) == b"\x1f\x8b" else "is not a tar"
     whole = False
-    # what tarfile raises for a damaged header
+    # tarfile raises these errors for a damaged header
     with suppress(tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
         while (member := tar.next()) is not None:
-            # the archive would otherwise keep every header
+            # otherwise the archive would keep every header in memory
             tar.members = []  # type: ignore[attr-defined]
-            # a damaged size may be negative or huge, and then the reader stays where it is
+            # a damaged size may be negative or huge, and then the reader may not advance
             if member.size < 0 or tar.offset <= member.offset or member.offset_data + member.size > length:
                 break
             _add_member(member, rows)
@@ -201,16 +201,16 @@ def _add_member(member: tarfile.TarInfo, rows: Rows) -> None:
 
 
 def write_index(file: Path, header: Header, table: MemberTable) -> None:
-    """Write an index, where the folder can be written."""
+    """Write an index, or skip it if it cannot be written."""
     with suppress(InputError, OSError), write_atomically(file) as temporary, temporary.open("wb") as handle:
         np.save(handle, np.array(json.dumps({"format": _FORMAT, **asdict(header)})))
         np.save(handle, table)
 
 
 def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header, MemberTable] | None:
-    """Read an index; None where it is absent, damaged or of a shard with another stamp than `mark` (None: any).
+    """Read an index. Return None if it is missing or damaged, or if its stamp is not `mark` (None: any stamp).
 
-    Unless `whole`, only the header is read and the table is empty.
+    With `whole=False`, only the header is read and the table is empty.
     """
     try:
         with file.open("rb") as handle:
@@ -223,20 +223,20 @@ def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header
 
 
 def index_files(path: Path) -> tuple[Path, Path]:
-    """Name where the index of a shard may lie: beside it, and in the user's cache folder."""
+    """Return the two places of the index of a shard: beside the shard, and in the user's cache folder."""
     return path.parent / INDEX_FOLDER / f"{path.name}.npy", cached_index(str(path.absolute()))
 
 
 def cached_index(place: str) -> Path:
-    """Name the index in the user's cache folder of the shard at a path or address."""
+    """Return the place in the user's cache folder of the index of a shard; `place` is the shard's path or address."""
     key = hashlib.sha256(os.fsencode(place)).hexdigest()[:20]
     return cache_folder() / "indexes" / key[:2] / f"{key}.npy"
 
 
 def open_tar(path: Path) -> Tar:
-    """Open a shard by its index, which is made if need be and kept in the user's cache folder.
+    """Open a shard with its index. If there is no index, make it and keep it in the user's cache folder.
 
-    A broken shard gives what is whole in it, with `faults`; so does one that cannot be opened.
+    A broken shard has `faults`, and the samples before the fault. A shard that cannot be opened has only `faults`.
     """
     tar = _open_kept(path)
     if tar is None:
@@ -253,13 +253,13 @@ def _open_kept(path: Path, whole: bool = True) -> Tar | None:
 
 
 def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
-    """Open many shards, unless `whole` without their tables; several processes scan those without an index."""
+    """Open many shards; with `whole=False` tables may be empty. Several processes scan the shards without an index."""
     kept = {path: _open_kept(path, whole) for path in paths}
     tars = {path: tar for path, tar in kept.items() if tar is not None}
     todo = [path for path in kept if path not in tars]
-    if len(todo) <= 8:  # scanned before other processes have started; threads would not run at once
+    if len(todo) <= 8:  # done before other processes would have started; threads would not run in parallel
         return tars | {path: open_tar(path) for path in todo}
     print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-    # forked, so that a script needs no guard; an item is a path, and what is made of it is the open shard
+    # the workers are forked, so that a script needs no `__main__` guard; `open_tar` makes the shard of each path
     scanning = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_tar)
     return tars | dict(zip(todo, watched(scanning), strict=True))

@@ -1,7 +1,7 @@
 """Batches of images and captions for training, in an order that depends on the seed alone.
 
-Everything about sample i of an epoch is drawn from (seed, epoch, i), so an epoch can be entered at any batch without
-reading those before it. `_Batches.__getitem__` makes a batch from top to bottom.
+Everything about sample i of an epoch is drawn from (seed, epoch, i), so an epoch can start at any batch without reading
+the earlier ones. `_Batches.__getitem__` shows from top to bottom how a batch is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diffclip.data.order import Items, Steps, seeds_of, whole_epoch, windowed_ep
 from diffclip.data.workers import data_loader, watched
 from diffclip.errors import DiffCLIPError, Fault, InputError
 
-# Shards fetched at a time, ahead of the workers.
+# Number of shards that are fetched at the same time, ahead of the workers.
 _FETCHES = 4
 
 CropTransform = Callable[[Tensor, int], Tensor]
@@ -29,9 +29,9 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 @dataclass
 class Batch:
-    """images uint8 [B, 3, S, S], tokens int64 [B, L], the keys of the samples [B], and the faults of skipped ones.
+    """images uint8 [B, 3, S, S], tokens int64 [B, L], the keys of the samples [B], the faults of skipped samples.
 
-    B is this process's part of the batch size less the broken samples, which may leave 0.
+    B is this process's part of the batch size minus the number of broken samples. B may be 0.
     """
 
     images: Tensor
@@ -44,30 +44,30 @@ class Batch:
 
 
 class CaptionLoader:
-    """Images with one caption each, in an order drawn from (`seed`, epoch); one process's part of each batch.
+    """Load one process's part of each batch: images with one caption each, in an order drawn from (`seed`, epoch).
 
-    Crops, and the choice among several captions, are drawn from (`seed`, epoch, sample, and how often the epoch has
-    shown it): they depend neither on the workers nor on the batch that an epoch is entered at. Without a window, nor
-    does it depend on the number of processes which samples make a batch.
+    The crop, and the choice among several captions, are drawn from (`seed`, epoch, sample, and how often the epoch has
+    shown the sample). They depend neither on the workers nor on the batch at which an epoch starts. Without a window,
+    the samples of a batch do not depend on the number of processes either.
 
     Args:
-        corpus: where the samples are. With a window each process shuffles that many shards at a time.
+        corpus: the samples. With a window, each process shuffles that many shards at a time.
         transform: uint8 [3, H, W] and a seed in [0, 2^64) → uint8 [3, S, S].
         tokenizer: n texts → int64 [n, L].
         batch_size: samples per batch, over all processes; the last incomplete batch of an epoch is dropped.
-        workers: processes that read ahead, which signals to the whole job do not end; 0 reads in this one.
+        workers: processes that read ahead and outlive signals to the whole job; 0 reads in this process.
         rank: the number of this process.
         world: how many processes share each batch.
-        timeout: seconds after which workers that give nothing are an error; not for remote shards.
+        timeout: seconds without data from the workers after which an error is raised; not used for remote shards.
 
     Attributes:
         samples: how many samples an epoch shows, over all processes.
         batches_per_epoch: how many batches an epoch has, the same number in every process.
         dropped: how many samples an epoch leaves out because they do not fill a batch, over all processes.
-        faults: what is skipped in every epoch: broken shards, samples without an image or a caption.
+        faults: the broken shards, and samples without an image or a caption, that every epoch skips.
 
     Raises:
-        InputError: fewer samples than `batch_size`, or one that the processes cannot share equally.
+        InputError: fewer samples than `batch_size`, or a `batch_size` that the processes cannot share equally.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class CaptionLoader:
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """Yield this process's part of the batches of an epoch from `start_batch` on, without reading earlier ones.
 
-        With workers, which all epochs share, starting an epoch ends the one before. A worker that died, or no data for
-        the time set, raises `DiffCLIPError`.
+        With workers, the start of an epoch ends the previous epoch, because all epochs share the workers. A worker that
+        died, or no data within `timeout`, raises `DiffCLIPError`.
         """
         mine = self._jobs.now = ((epoch, items) for items in self._items(epoch, start_batch))
         for batch in watched(self._loader):
@@ -140,13 +140,13 @@ class CaptionLoader:
 
 
 _BatchJob = tuple[int, Items]
-"""An epoch and the samples of one process's part of a batch: workers outlive an epoch."""
+"""An epoch, and the items of one process's part of a batch. The epoch is included because workers outlive it."""
 
 
 class _BatchJobs:
     """The sampler: each pass over the loader yields the jobs of the epoch in `now`.
 
-    It is first asked when the workers have started: a process with threads that fetch is better not forked.
+    Jobs are made only after the workers have started: making them starts threads, and threads make forking unsafe.
     """
 
     now: Iterator[_BatchJob]
@@ -160,7 +160,7 @@ class _Batches(Dataset[Any]):
         self.corpus, self.transform, self.tokenizer, self.seed = corpus, transform, tokenizer, seed
 
     def __getitem__(self, job: _BatchJob) -> Batch | DiffCLIPError:
-        """Make a batch, or say why there is none: an exception would lose its type between processes."""
+        """Make a batch. An error is returned, not raised: an exception would lose its type between processes."""
         epoch, items = job
         keys, images, captions, faults = [], [], [], []
         samples = (items % self.corpus.samples).tolist()
@@ -173,12 +173,12 @@ class _Batches(Dataset[Any]):
                     continue
                 keys.append(sample.key)
                 images.append(self.transform(sample.pixels, seed))
-                # the upper bits of the seed choose one
+                # the upper bits of the seed choose a caption
                 captions.append(sample.captions[(seed >> 32) % len(sample.captions)])
         except DiffCLIPError as error:
             return error
         if not keys:
             blank = self.transform(torch.zeros(3, 8, 8, dtype=torch.uint8), 0)
             return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
-        # In a worker it collates straight into the memory that the processes share.
+        # In a worker, `default_collate` writes directly into the memory that the processes share.
         return Batch(default_collate(images), self.tokenizer(captions), keys, faults)

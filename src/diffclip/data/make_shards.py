@@ -1,4 +1,4 @@
-"""Shards to train on from a folder of images and a file of captions."""
+"""Make training shards from a folder of images and a file of captions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import write_atomically, write_text
 
 SAMPLES = 1000
-"""Samples a shard."""
+"""Number of samples per shard."""
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:idation|\d{4})?(?:[_.-]|$)")
 _SPLITS = ("", "train", "val", "test")
 _NAMED = re.compile(r"(?!\.).*(caption|token|karpathy|metadata)")
@@ -37,7 +37,7 @@ ShardJob = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
 
 @dataclass
 class Made:
-    """The counts of one folder of shards: samples written, and the images that were left out."""
+    """The counts of one folder of shards, and the faults of the images that were left out."""
 
     shards: int
     samples: int = 0
@@ -46,10 +46,10 @@ class Made:
 
 
 def find_captions(source: Path) -> dict[str, Path]:
-    """Find the files of captions in a folder of images, by split; the split "" is a file for all of them.
+    """Find the caption files in a folder of images, by split. The split "" stands for one file for all images.
 
-    Files whose names say a split (`flickr8k_train_karpathy.txt`, `captions_val2017.json`) come before one for all. No
-    such file, or several, raise `InputError`.
+    If the names of files contain a split (`flickr8k_train_karpathy.txt`, `captions_val2017.json`), only these files are
+    used. No file, or several files for one split, raise `InputError`.
     """
     if not source.is_dir():
         raise InputError(f"{source} is not a folder: give the folder that holds the images")
@@ -84,23 +84,22 @@ def make_shards(
     workers: int = 1,
     advance: Callable[[str, int, int | None], None] = lambda what, done, total: None,
 ) -> Made:
-    """Write the images of `captions` below `source` into shards, in random order.
+    """Write the images below `source` that `captions` names into shards, in random order.
 
-    Every shard appears whole or not at all, and one that is there is not made again.
+    A shard appears only when it is complete, and an existing shard is not made again. Scaled images, and files of a
+    type that is not in `IMAGE`, become JPEG.
 
     Args:
-        source: folder of images, searched to the bottom.
-        folder: where the shards go.
-        captions: of each image, by its path below `source` or its name alone, with or without its ending.
-        edge: scale images down to this shorter edge; None: files go into the shards as they are.
-        workers: processes.
-        advance: called with "images", how many more are done, and how many there are.
+        source: folder of images, searched with all its subfolders.
+        captions: captions by image: its path below `source` or its file name, with or without the extension.
+        edge: scale images down to this shorter edge; None: do not scale.
+        advance: called with "images", the number done since the last call, and the total.
 
     Returns:
         Counts, with the faults of images that are missing, broken or without captions.
 
     Raises:
-        InputError: no image is there, or `folder` holds shards of another source.
+        InputError: no image is found, or `folder` holds shards of other settings, images or captions.
     """
     without = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
     captions = {name: texts for name, texts in captions.items() if texts}
@@ -120,7 +119,7 @@ def make_shards(
             f"none of {len(captions)} images is in {source} (first: {next(iter(captions))!r}): check the folder"
         )
     write_text(manifest, json.dumps(settings))
-    for half in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # of a call that was killed
+    for half in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # left by a call that was killed
         half.unlink()
     samples = []
     for number, i in enumerate(np.random.default_rng(0).permutation(len(names)).tolist()):
@@ -142,8 +141,7 @@ def make_shards(
 
 
 def _places(source: Path, captions: Captions) -> dict[str, Path]:
-    """The file of each image that is there: at its path, else the first of its name if no other captions ask for
-    one of that name."""
+    """Find each image's file: at its path, else the first of its name if no other entry of `captions` has that name."""
     exact: dict[str, Path] = {}
     named: dict[str, Path] = {}
     for parent, _, files in os.walk(source, followlinks=True):
@@ -165,7 +163,7 @@ def _places(source: Path, captions: Captions) -> dict[str, Path]:
 
 
 def _write_shard(job: ShardJob) -> dict[str, Any]:
-    """Write one shard and its counts beside it, unless both are there; runs in a process of its own."""
+    """Write one shard, and its counts beside it, unless both exist; return the counts. May run in another process."""
     target, samples, edge = job
     beside = target.with_suffix(".json")
     if target.exists() and beside.exists():
@@ -189,7 +187,7 @@ def _write_shard(job: ShardJob) -> dict[str, Any]:
 
 
 def _image(path: Path, edge: int | None) -> tuple[str, bytes]:
-    """An image file as it is, or scaled down; it is decoded in any case, to know that it can be read."""
+    """Return extension and content of an image for a shard. The image is always decoded, to check that it is whole."""
     image = read_image(path)
     extension = path.suffix[1:].lower()
     scale = edge / min(image.size) if edge else 1.0

@@ -1,10 +1,10 @@
 """Images with masks: objects with a text each (`.mask.png`), or a class for each pixel (`.seg.png`).
 
-Every value of an object mask but 0 is object, and its text is the first line of `.txt`, or a class (`.cls`) put into
-the first template. A built-in scene numbers its objects in the mask and describes them in its `.json`: there each thing
-that color and shape tell apart has its text.
+In an object mask, all values except 0 are the object. Its text is the first line of `.txt`, or its class (`.cls`) in
+the first template. In a built-in scene, the mask has the number of each object, and `.json` describes the objects:
+those with the same color and shape are one thing with one text.
 
-Value n of a class mask is line n of `classnames.txt`, 0 is not labeled, and 255 (a crowd) is ignored.
+In a class mask, value n is line n of `classnames.txt`, 0 is not labeled, and 255 (a crowd) is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MASK, SEGMENTS = "mask.png", "seg.png"
 CROWD, NOT_LABELED = 255, -1
 Box = tuple[float, float, float, float]
 """left, top, right, bottom as shares of an image's width and height."""
-# error of rounding where an area is nothing or all
+# rounding error of a share of 0 or 1
 _ROUNDING = 1e-9
 _ORIENTATION = 0x0112
 
@@ -44,13 +44,13 @@ class Thing:
     values: tuple[int, ...] | None = None
 
     def worded(self, prompt: str | None, words: Mapping[str, str] | None = None) -> str:
-        """Return its text, or `prompt` with its name, or the word that `words` has for it, in place of `{c}`."""
+        """Return the text; or `prompt`, if given, with the name (or its entry in `words`) in place of `{c}`."""
         return self.text if prompt is None else prompt.replace("{c}", (words or {}).get(self.name, self.name))
 
 
 @dataclass
 class MaskedSet(EvaluationSet):
-    """One split of images with masks; `things` are those of each sample, and `captions` their texts."""
+    """One split of images with masks; `things` has the things of each sample, and `captions` has their texts."""
 
     things: list[list[Thing]] = field(default_factory=list)
     BY_SAMPLE: ClassVar[tuple[str, ...]] = (*EvaluationSet.BY_SAMPLE, "things")
@@ -58,13 +58,13 @@ class MaskedSet(EvaluationSet):
     def coverages(
         self, position: int, image_size: int, edge: int | Literal["squash"], grid: int
     ) -> tuple[list[Thing], NDArray[np.float64]]:
-        """Return the things of a sample that a crop shows, and the share of each patch that each covers.
+        """Return the things of a sample that a crop shows, and the share of each patch that each thing covers.
 
-        Things outside the crop, things that fill it, and broken masks are left out and added to `faults`, each time.
+        Things outside the crop, things that fill it, and broken masks are left out. Each call adds them to `faults`.
 
         Args:
-            image_size, edge: of the crop, see `crop_box`.
-            grid: patches along an edge.
+            image_size, edge: the crop, see `crop_box`.
+            grid: number of patches along an edge.
 
         Returns:
             The things, and their shares [things, grid, grid].
@@ -95,9 +95,9 @@ class SegmentedSet(EvaluationSet):
     """One split of images with a class for each pixel."""
 
     def classes_at(self, position: int) -> NDArray[np.int64] | None:
-        """Return the class of each pixel of a sample from 0 on, or NOT_LABELED: [H, W].
+        """Return the class of each pixel of a sample, counted from 0, or NOT_LABELED: [H, W].
 
-        None for a file that is broken, fits neither image nor class list, or labels no pixel; it is added to `faults`.
+        Return None if the file is broken, does not fit image or class list, or labels no pixel; add it to `faults`.
         """
         try:
             values, _ = _read_member(self, position, SEGMENTS)
@@ -170,7 +170,7 @@ def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], t
 
 
 def _objects(sample: Mapping[str, bytes]) -> list[str]:
-    """Return color and shape of the objects in a scene's `.json`; none for any other sample."""
+    """Return color and shape of the objects in a scene's `.json`; [] for any other sample."""
     try:
         return [f"{thing['colour']} {thing['shape']}" for thing in json.loads(sample["json"])["objects"]]
     except (ValueError, LookupError, TypeError):
@@ -186,24 +186,24 @@ def _read_member(data: EvaluationSet, position: int, extension: str) -> tuple[ND
 
 
 def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]:
-    """Read the mask of an image, turned as the image is by EXIF unless it is upright already.
+    """Read the mask of an image. A mask with the aspect of the stored image gets the EXIF orientation of the image.
 
     Args:
-        data: a PNG file; its size may differ from the image's, its aspect may not.
+        data: a PNG file. It may differ from the image in size, but not in aspect.
         image: the image's file.
 
     Returns:
-        The values, numbers or booleans [H, W], of a palette the index; and width and height of the upright image.
+        The values [H, W]: numbers (of a palette the index) or booleans; and width and height of the upright image.
 
     Raises:
-        InputError: no PNG, cut short or broken, in color, with transparency, or of another shape than the image.
+        InputError: the image is broken; or the mask is no PNG, broken, in color, transparent, or of another aspect.
     """
     try:
         with Image.open(io.BytesIO(image)) as header:
             stored, orientation = header.size, orientation_of(header)
         with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
             mask = ImageOps.exif_transpose(opened)
-    # a damaged file makes Pillow's reader raise nearly anything
+    # a damaged file makes Pillow's reader raise nearly any error
     except Exception as error:
         raise InputError(
             f"has a mask that is no PNG, or an image or mask that is broken ({error})"
@@ -221,7 +221,7 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
 
 
 def _same_aspect(mask: tuple[int, int], image: tuple[int, int]) -> bool:
-    """Tell whether a mask has the shape of an image, but for rounding where it was scaled."""
+    """Tell whether a mask has the aspect of an image, apart from rounding if the mask was scaled."""
     if mask[0] == image[0] or mask[1] == image[1]:
         return mask == image
     return abs(mask[0] * image[1] - mask[1] * image[0]) < max(image)
@@ -231,12 +231,12 @@ def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash
     """Find the part of an upright image of `size` (width, height) that `EvalTransform` keeps.
 
     Args:
-        image_size: of the crop.
-        edge: length to which the shorter edge is scaled first, or "squash": nothing is cropped.
+        image_size: edge of the crop in pixels.
+        edge: length to which the shorter edge is scaled first; "squash": nothing is cropped.
     """
     if edge == "squash":
         return 0, 0, 1, 1
-    # a very long image loses its far ends before it is scaled
+    # a very long image is cut at both ends before it is scaled
     kept = [min(length, LONGEST_RATIO * min(size)) for length in size]
     ends = []
     for whole, part in zip(size, kept, strict=True):
@@ -251,7 +251,7 @@ def coverage(mask: NDArray[np.bool_], box: Box, grid: int) -> NDArray[np.float64
     """Compute the share of each of grid×grid patches of the crop `box` that a mask [H, W] covers: [grid, grid]."""
     left, top, right, bottom = box
     columns = _overlaps(mask.shape[1], left, right, grid)
-    # a row of patches at a time: as numbers a whole mask would take eight times its memory
+    # one row of patches at a time: as float64, a whole mask would take eight times its memory
     rows = [
         columns @ (weights[weights > 0] @ mask[weights > 0])
         for weights in _overlaps(mask.shape[0], top, bottom, grid)
@@ -260,7 +260,7 @@ def coverage(mask: NDArray[np.bool_], box: Box, grid: int) -> NDArray[np.float64
 
 
 def _overlaps(length: int, low: float, high: float, parts: int) -> NDArray[np.float64]:
-    """Compute how much each of `length` pixels makes up of each of `parts` equal parts of low … high (of 0 … 1)."""
+    """Compute the share that each of `length` pixels has in each of `parts` equal parts of low … high (of 0 … 1)."""
     edges = np.linspace(low, high, parts + 1) * length
     pixels = np.arange(length)
     ends = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)

@@ -1,8 +1,8 @@
-"""The order of an epoch: which samples make each batch, in numbers alone.
+"""The order of an epoch: the numbers of the samples in each batch.
 
-An item is a sample's visit in an epoch: sample + repeat × total, where `total` is the number of samples and repeat
-counts the visits to that sample before it. Everything is drawn from (seed, epoch), so that any process can tell what
-any other reads, and an epoch can be entered at any batch.
+An item is one visit to a sample in an epoch: the number sample + repeat × total. `total` is the number of samples, and
+`repeat` is the number of earlier visits to the sample. Everything is drawn from (seed, epoch). So each process knows
+what the others read, and an epoch can start at any batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Items = NDArray[np.int64]
 
-# Keys of draws beside (seed, epoch), which draws the order itself.
+# Keys added to (seed, epoch) for further draws; (seed, epoch) alone draws the order.
 _PART_OF_SOURCE, _SHARES, _SHARD, _WINDOW = 1, 2, 3, 4
 
 
@@ -28,19 +28,19 @@ class Layout:
 
     @property
     def total(self) -> int:
-        """All samples."""
+        """The number of samples, each counted once."""
         return sum(map(sum, self.sources))
 
     @property
     def per_epoch(self) -> int:
-        """The samples that an epoch shows, each visit counted."""
+        """The number of samples that an epoch shows, with each visit counted."""
         return sum(
             round(weight * sum(counts)) for counts, weight in zip(self.sources, self.weights, strict=True)
         )
 
     @property
     def passes(self) -> list[tuple[int, int]]:
-        """For each source how often an epoch shows all of it, and how many samples it shows once more."""
+        """For each source, how often an epoch shows all its samples, and how many samples it shows once more."""
         return [
             divmod(round(weight * sum(counts)), max(sum(counts), 1))
             for counts, weight in zip(self.sources, self.weights, strict=True)
@@ -58,26 +58,26 @@ class Steps:
 
     @property
     def part(self) -> int:
-        """The samples of a batch that one process reads."""
+        """The number of samples of a batch that one process reads."""
         return self.size // self.world
 
 
 def whole_epoch(layout: Layout, steps: Steps, seed: int, epoch: int, start: int = 0) -> Iterator[Items]:
-    """Yield this process's part of the batches of one permutation of all samples, from batch `start` on.
+    """Yield this process's part of each batch from `start` on. The order is one permutation of all items.
 
-    A batch is the same samples whatever the number of processes.
+    A batch has the same samples for any number of processes.
     """
     order = _visits(layout, seed, epoch)
     np.random.default_rng((seed, epoch)).shuffle(order)
     order = order[: steps.batches * steps.size].reshape(steps.batches, steps.world, steps.part)
-    # A copy, and the name freed: the other processes' parts would else stay in memory for an epoch.
+    # Copy and delete: otherwise the parts of the other processes would stay in memory for an epoch.
     mine = order[start:, steps.rank].copy()
     del order
     yield from mine
 
 
 def _visits(layout: Layout, seed: int, epoch: int) -> Items:
-    """All items of an epoch, source by source."""
+    """List all items of an epoch, source by source."""
     first, parts = 0, [np.zeros(0, np.int64)]
     for source, (whole, more) in enumerate(layout.passes):
         samples = np.arange(first, first + sum(layout.sources[source]))
@@ -98,14 +98,14 @@ def windowed_epoch(
     start: int = 0,
     upcoming: Callable[[list[int]], None] = lambda shards: None,
 ) -> Iterator[Items]:
-    """Yield this process's batches from `start` on, of shards in random order that are cut into equal parts for the
-    processes; each shuffles some shards at a time.
+    """Yield this process's part of each batch from `start` on. The shards are put into random order, which is cut into
+    one equal part per process. Each process shuffles `window` shards at a time.
 
     Memory grows with the number of shards and the samples of a window, not with all samples.
 
     Args:
-        window: shards that are shuffled together.
-        upcoming: called before a window begins with its shards and those of the next one.
+        window: number of shards that are shuffled together.
+        upcoming: called before each window, with the shards of this window and of the next one.
     """
     pieces = _shuffled_shards(layout, seed, epoch)
     ends = np.cumsum(pieces[:, 2])
@@ -138,7 +138,7 @@ def windowed_epoch(
 
 
 def _shuffled_shards(layout: Layout, seed: int, epoch: int) -> Items:
-    """[pieces, 3]: shard, repeat and number of samples; a shard is a piece for each time it is shown."""
+    """Return [pieces, 3]: shard, repeat and number of samples. A shard has one piece for each time it is shown."""
     pieces, first = [np.zeros((0, 3), np.int64)], 0
     for source, (whole, more) in enumerate(layout.passes):
         counts = np.array(layout.sources[source], dtype=np.int64)
@@ -148,7 +148,7 @@ def _shuffled_shards(layout: Layout, seed: int, epoch: int) -> Items:
             # each shard gives its share, rounded up or down at random
             total = int(counts.sum())
             shift = int(np.random.default_rng((seed, epoch, _SHARES, source)).integers(total))
-            # in Python's integers, which the product of two numbers of samples does not overflow
+            # in Python's integers: the product of two numbers of samples may overflow int64
             ends = [(more * end + shift) // total for end in np.cumsum(counts).tolist()]
             shown.append(np.diff(np.array([0, *ends], dtype=np.int64)))
         for repeat, taken in enumerate(shown):
@@ -161,7 +161,7 @@ def _shuffled_shards(layout: Layout, seed: int, epoch: int) -> Items:
 
 
 def seeds_of(seed: int, epoch: int, items: Items) -> NDArray[np.uint64]:
-    """A number in [0, 2^64) for each item, from which the crop and the choice of a caption are drawn.
+    """Return a seed in [0, 2^64) for each item, from which the crop and the choice of a caption are drawn.
 
     The mixing is SplitMix64's (Steele, Lea and Flood, 2014).
     """

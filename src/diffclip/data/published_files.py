@@ -1,9 +1,9 @@
 """Open the files of published sets in ROOT/NAME, as torchvision or the publisher packs them.
 
-clip_benchmark's builders read what torchvision fetches, so that class names, templates and images are theirs. ImageNet
-and its shifts are folders of images, a class each; a label comes from the name of the folder, and the class names are
-the 1000 of OpenAI's CLIP, of which ImageNet-A and -R keep their 200. (The builders of these sets start a download while
-they open one, and do not notice a missing class.) Opening a set here never downloads anything.
+clip_benchmark's builders read the files that torchvision fetches, with clip_benchmark's class names and templates.
+ImageNet and its shifts have one folder of images per class. The name of the folder gives the label. The class names are
+the 1000 of OpenAI's CLIP; ImageNet-A and -R have 200 of them. (clip_benchmark's builders of these sets download while
+they open a set, and do not notice a missing class.) Opening a set here never downloads anything.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from diffclip.data.published_sets import (
 )
 from diffclip.errors import Fault, InputError, explained, require_group
 
-# Images of each class to learn from, or their share, where the files come without a split; the others are tested on.
-# As in TFDS's splits: 30 per class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
+# Sets without splits: the number or the share of training images of each class; the other images are for testing.
+# As in TFDS: 30 per class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
 _DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
-# Classes of a set that is whole, if they are not all of ImageNet's.
+# Number of classes of a complete set, if it has not all of ImageNet's.
 _CLASSES = {"imagenet-a": 200, "imagenet-r": 200}
-# Test images of a set that is whole.
+# Number of test images of a complete set.
 _IMAGES = {
     "imagenet1k": 50_000,
     "imagenetv2": 10_000,
@@ -49,8 +49,8 @@ _IMAGES = {
 
 
 def open_files(name: str, split: str, place: Path) -> EvaluationSet:
-    """Open one split from files in `place` that are no shards, or raise `InputError` where it is not there or not
-    whole, or clip_benchmark is needed and missing."""
+    """Open one split from files in `place` that are not shards. Raise `InputError` if the split is missing or
+    incomplete, or if clip_benchmark is needed but not installed."""
     if not is_there(name, split, place):
         raise not_there(name, place.parent, split)
     reader = PUBLISHED[name].reader
@@ -98,7 +98,7 @@ def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
 
 
 def _captioned(name: str, split: str, folder: Path, file: Path) -> EvaluationSet:
-    """Open the images that have captions in `file`; those that are missing are left out and named in `faults`."""
+    """Open the images that have captions in `file`. Missing images are left out and added to `faults`."""
     found = read_captions(file)
     source = FolderSource(folder, list(found))
     there = [(folder / image).is_file() for image in found]
@@ -117,14 +117,14 @@ def _built(name: str, split: str, place: Path) -> EvaluationSet:
     from clip_benchmark.datasets.builder import build_dataset
 
     again = f"remove it and fetch it again, {command_for(name, place.parent)}"
-    # lists and pickles that are damaged raise nearly anything
+    # damaged lists and pickles raise nearly any error
     with warnings.catch_warnings(), explained(f"{name} in {place} cannot be read", again):
-        # that the builder knows no split of Caltech-101 and SUN397, of which we make our own
+        # the builder warns that it knows no splits of Caltech-101 and SUN397; `drawn_split` makes them
         warnings.simplefilter("ignore")
         dataset: Any = build_dataset(
             name, root=str(place), split=publishers_split(name, split), download=False
         )
-    # torchvision's names of the lists of labels (`y`: Caltech-101) and of files
+    # torchvision's names for the list of labels (`y`: Caltech-101) and the list of files
     kept = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
     files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
     labels = [int(label) for label in kept]
@@ -147,10 +147,10 @@ def _built(name: str, split: str, place: Path) -> EvaluationSet:
 
 
 def drawn_split(keys: list[str], labels: list[int], split: str, train: int | float) -> list[int]:
-    """Draw a split of a set without one: `train` images of each class (or that share) to learn from, others to test on.
+    """Draw a split of a set without splits: `train` images (or that share) of each class to train, the others to test.
 
-    The draw depends on the order of the keys and the number of the class alone. A class that is too small keeps one
-    image to test on.
+    The draw depends only on the order of the keys and on the label of the class. At least one image of each class is
+    in the test split.
 
     Returns:
         The numbers of the split's images, in the order of their keys.
@@ -178,7 +178,7 @@ class Choice(NamedTuple):
 
 @dataclass
 class ChoiceSet(EvaluationSet):
-    """The images of all files of SugarCrepe, each once, and the items of each file in its order."""
+    """The images of all files of SugarCrepe, each once; `choices` are the items of the files, in their order."""
 
     choices: list[Choice] = field(default_factory=list)
 
@@ -196,8 +196,8 @@ def open_choices(name: str, folder: Path) -> ChoiceSet:
     """Open a folder in SugarCrepe's layout (Hsieh et al. 2023) as the set `name`, whose split is `test`.
 
     It has a JSON file per kind of negative, `{"0": {"filename", "caption", "negative_caption"}, …}` as published
-    (github.com/RAIVNLab/sugar-crepe, `data/`). The images are in its `val2017`, or in that of `mscoco_captions` beside
-    it. A file without such items, or images that are missing, raise `InputError`.
+    (github.com/RAIVNLab/sugar-crepe, `data/`). The images are in its subfolder `val2017`, or in `val2017` of the folder
+    `mscoco_captions` beside it. A file without such items, or a missing image, raises `InputError`.
     """
     files = sorted(folder.glob("*.json"))
     if not files:

@@ -1,5 +1,5 @@
-"""The sets with names: the built-in scenes, and the published sets that the paper measures on, with their sizes, places
-and the commands that fetch them. Nothing heavy is imported: commands check names first.
+"""The named sets: the built-in scenes, and the published sets that the paper measures on, with their sizes, folders and
+the commands that fetch them. This module imports nothing heavy, because commands check names first.
 
 A published set lies in ROOT/NAME, with the name that LAION-AI/CLIP_benchmark gives it (`datasets/builder.py`): as
 shards in clip_benchmark's layout (`SPLIT/0.tar`), or as files that torchvision or the publisher packs.
@@ -26,7 +26,7 @@ _SUGARCREPE = "https://raw.githubusercontent.com/RAIVNLab/sugar-crepe/main/data"
 _KINDS = ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj")
 _TWO, _THREE = ("train", "test"), ("train", "val", "test")
 _PART = re.compile(r"(\w+)\[(\d*):(\d*)\]")
-# The publisher's names of splits.
+# The publisher's names of splits, if they differ.
 _PUBLISHERS = {("pets", "train"): "trainval", ("imagenet1k", "test"): "val"}
 
 
@@ -36,11 +36,11 @@ class PublishedSet:
 
     Attributes:
         size: of the download, such as "170 MB".
-        reader: clip_benchmark's builder with torchvision's download; or our reader of ImageNet's class folders, or of
-            images with captions; only the task mmvp reads "pairs", and sugarcrepe reads "choices".
-        files: the needed files in ROOT/NAME, with {split} for the publisher's name of the split: the folder of
-            images, then the file of captions.
-        archives: to fetch and unpack, where torchvision does not.
+        reader: "builder" is clip_benchmark's builder with torchvision's download. "classes" is our reader of ImageNet's
+            class folders, "captions" of images with captions, "choices" of SugarCrepe. Only task mmvp reads "pairs".
+        files: the files and folders that a split needs in ROOT/NAME: the folder of images, then the file of captions.
+            {split} stands for the publisher's name of the split.
+        archives: addresses of the files to fetch and unpack, if torchvision does not.
         by_hand: the shell commands for a set that must be fetched by hand, with the reason as a comment; {place} is
             ROOT/NAME.
         shift_of: the set of which this one is a shifted version.
@@ -142,19 +142,19 @@ CHOICE_IMAGES = "val2017"
 
 Shift = Literal["sketch", "recoloured", "noisy"]
 SHIFTS: tuple[Shift, ...] = get_args(Shift)
-"""The styles that the built-in scenes are drawn in beside the plain one."""
+"""The styles of the built-in scenes, besides the plain one."""
 BUILT_IN = {
     "scenes": "captions",
-    "scenes-sugarcrepe": "scenes-sugarcrepe",  # by its folder too it is not the published set
+    "scenes-sugarcrepe": "scenes-sugarcrepe",  # the folder is not named like the published set
     **{f"scenes-{name}": name for name in ("shapes", "colours", "counts", "mmvp", "segmentation")},
     **{f"scenes-shapes-{style}": f"shapes-{style}" for style in SHIFTS},
 }
-"""The folder of each built-in set in what `write_scenes` draws."""
-_SINGLE_OBJECTS = "scenes-shapes", "shapes"  # built in, and as a folder
+"""The folder of each built-in set, below the folder that `write_scenes` fills."""
+_SINGLE_OBJECTS = "scenes-shapes", "shapes"  # name of the built-in set, and of its folder
 
 
 def base_of(dataset: str) -> str | None:
-    """Return the set that `dataset` is a shifted version of: "imagenet1k" of "imagenet-a"; None if it is no shift."""
+    """Return the set of which `dataset` is a shifted version ("imagenet1k" for "imagenet-a"), or None."""
     base, _, style = dataset.rpartition("-")
     if base in _SINGLE_OBJECTS and style in SHIFTS:
         return base
@@ -162,13 +162,13 @@ def base_of(dataset: str) -> str | None:
 
 
 def images_of(dataset: str) -> str:
-    """Return the set whose images `dataset` shows: scenes by shape, by color and in every style show the same ones."""
+    """Return the set whose images `dataset` shows. Scenes by shape, by color and in each style show the same images."""
     shared = dataset.removeprefix("scenes-") == "colours" or (base_of(dataset) or dataset) in _SINGLE_OBJECTS
     return _SINGLE_OBJECTS[0] if shared else dataset
 
 
 def parts_of(split: str) -> tuple[str, int | None, int | None]:
-    """Read a split such as `val[500:]`: its name, the first sample of the part, and past the last (None: no bound)."""
+    """Read a split such as `val[500:]`: its name, and the start and end (exclusive) of its part (None: no bound)."""
     found = _PART.fullmatch(split)
     if found is None:
         return split, None, None
@@ -177,7 +177,7 @@ def parts_of(split: str) -> tuple[str, int | None, int | None]:
 
 
 def is_there(name: str, split: str, place: Path) -> bool:
-    """Tell whether the shards or files of one split lie in `place`, by their names; `InputError` for no such split."""
+    """Tell whether `place` has files with the names that a split needs; raise `InputError` for an unknown split."""
     if any((place / split).glob("*.tar")):
         return True
     splits = PUBLISHED[name].splits
@@ -197,7 +197,7 @@ def publishers_split(name: str, split: str) -> str:
 
 
 def place_of(name: str, root: str | Path) -> Path:
-    """Return ROOT/NAME, or where only that is there, the folder of the hub's shards: ROOT/wds_NAME, wds_vtab-NAME."""
+    """Return ROOT/NAME; if only the hub's shards exist, return their folder, ROOT/wds_NAME or ROOT/wds_vtab-NAME."""
     places = [Path(root).expanduser() / f"{prefix}{name}" for prefix in ("", "wds_", "wds_vtab-")]
     return next((place for place in places if place.exists()), places[0])
 
@@ -226,15 +226,15 @@ def command_for(name: str, root: str | Path) -> str:
 
 
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
-    """Return the folder of a set: of a built-in one that has been drawn, ROOT/NAME, or `source` itself; raise
-    `InputError` where there is none."""
+    """Return the folder of a set: of a built-in set that has been drawn, ROOT/NAME, or `source` itself. Raise
+    `InputError` if there is none."""
     name, folder = str(source), Path(source).expanduser()
     if name in BUILT_IN:
         if not built_in_folder().is_dir():
             raise InputError(f"{name} has not been drawn: call diffclip.scenes.draw_built_in()")
         return built_in_folder() / BUILT_IN[name]
     if name in PUBLISHED and root is not None:
-        # before a folder of that name that happens to lie where the program was started
+        # ROOT/NAME comes before a folder of that name in the working directory
         if not place_of(name, root).is_dir():
             raise not_there(name, root)
         return place_of(name, root)

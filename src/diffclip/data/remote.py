@@ -1,4 +1,4 @@
-"""Shards at addresses that fsspec can open (https, s3, gs, hf, file …): listing, copies in a cache folder, indexes."""
+"""Shards at addresses that fsspec can open (https, s3, gs, hf, file …): list them, copy them, read their indexes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
 _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
 _MARKS = ("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "blob_id")
-# Addresses that are asked about at a time.
+# Number of addresses that are queried at the same time.
 _QUESTIONS = 16
-# Seconds after which a copy that was asked for is open.
+# Seconds for which a requested copy is not removed: a process may be about to open it.
 _FRESH = 60.0
 
 
 def is_remote(spec: str) -> bool:
-    """Tell an address (`https://…`, `s3://…`, `file:…`) from a path."""
+    """Tell whether `spec` is an address (`https://…`, `s3://…`, `file:…`) and not a path."""
     return _REMOTE.match(spec) is not None
 
 
@@ -53,8 +53,8 @@ def shown(text: str) -> str:
 def expand_remote(spec: str) -> list[str]:
     """List the addresses that `spec` names: an address with braces or `*`, or a folder of .tar files (`…/`).
 
-    Listed addresses come in natural order; single ones are not looked at. A wrong address, or one without shards,
-    raises `InputError`; a place that does not answer raises `DiffCLIPError`.
+    Listed addresses are in natural order; single addresses are not checked. An address that is wrong or has no shards
+    raises `InputError`. A server that does not answer raises `DiffCLIPError`.
     """
     found: list[str] = []
     for address in expand_braces(spec):
@@ -73,12 +73,11 @@ def expand_remote(spec: str) -> list[str]:
 class RemoteShards:
     """The remote shards of a corpus, copied whole to a folder that processes share.
 
-    fsspec fetches them. Its own file cache (`filecache::`) does not keep them: it writes under the final name without
-    a lock, where another process may be reading, and takes files at http addresses as never changing.
+    fsspec fetches them, but its file cache (`filecache::`) is not used. It writes without a lock under the final name,
+    where another process may be reading, and it assumes that files at http addresses never change.
 
     Args:
-        folder: where copies are kept.
-        limit: size of the copies in 10^9 bytes, beyond which those used longest ago go; None: no limit.
+        limit: limit for the copies in 10^9 bytes; the least recently used are removed. None: no limit.
     """
 
     def __init__(self, folder: Path, limit: float | None) -> None:
@@ -86,23 +85,23 @@ class RemoteShards:
         self._marks: dict[str, str] = {}
 
     def headers(self, addresses: Sequence[str]) -> dict[str, Header]:
-        """The header of each shard's index. One that does not exist or is broken has `faults`; an address that does not
-        answer raises `DiffCLIPError`."""
+        """Return the header of each shard's index. A shard that does not exist or is broken has `faults`. An address
+        that does not answer raises `DiffCLIPError`."""
         with ThreadPoolExecutor(_QUESTIONS) as pool:
             return dict(zip(addresses, pool.map(self._header, addresses), strict=True))
 
     def copy(self, address: str) -> Path:
-        """The local copy of a shard, fetched by one process while others wait; `DiffCLIPError` where that fails."""
+        """Return the local copy of a shard. One process fetches it, others wait. A failure raises `DiffCLIPError`."""
         key = hashlib.sha256(f"{address} {self._marks[address]}".encode()).hexdigest()[:20]
         copy = self._folder / f"{key}.tar"
         with others_wait(self._folder / f".{key}.lock"):
             if not copy.exists():
                 with write_atomically(copy) as temporary, _opened(address) as (system, path):
                     system.get_file(path, str(temporary))
-                # an index that was put beside the shard may be of an earlier shard of the same size
+                # replaces the header from beside the shard, which may be of an earlier shard of the same size
                 self._keep(address, open_tar(copy).header)
                 self._make_room()
-            with suppress(OSError):  # the time of the last change stays, by which the copy's index knows it
+            with suppress(OSError):  # keep the modification time, which identifies the copy in its index
                 os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
         return copy
 
@@ -120,21 +119,21 @@ class RemoteShards:
         return self._keep(address, header)
 
     def _keep(self, address: str, header: Header) -> Header:
-        """Keep the header of a shard, which outlives the copy."""
+        """Write the header of a shard to the cache folder, where it outlives the copy of the shard."""
         header = replace(header, stamp=self._marks[address])
         write_index(cached_index(address), header, NO_SAMPLES)
         return header
 
     def _make_room(self) -> None:
-        """Remove the copies used longest ago, except those that a process may be about to open.
+        """Remove the least recently used copies, except those that a process may be about to open.
 
         A copy that a process has open stays readable.
         """
         if self._limit is None:
             return
         copies = []
-        for file in self._folder.glob("[0-9a-f]" * 20 + ".tar"):  # no others that a user keeps there
-            with suppress(FileNotFoundError):  # another process makes room too
+        for file in self._folder.glob("[0-9a-f]" * 20 + ".tar"):  # no other files that a user keeps there
+            with suppress(FileNotFoundError):  # another process removes copies too
                 copies.append((file.stat().st_atime, file.stat().st_size, file))
         used = sum(size for _, size, _ in copies)
         for used_at, size, file in sorted(copies):
@@ -144,9 +143,9 @@ class RemoteShards:
 
 
 def _header_beside(system: Any, path: str, size: Any) -> Header | None:
-    """The header of the index that was written beside a shard before both were put there."""
+    """Return the header of the index that was uploaded together with a shard, or None."""
     folder, _, name = path.partition("?")[0].rpartition("/")
-    # nearly anything may go wrong, and then there is no index
+    # nearly anything may go wrong; any failure counts as no index
     with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
         file = Path(scratch, "index.npy")
         system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
@@ -162,7 +161,7 @@ class _MissingError(InputError):
 
 @contextmanager
 def _opened(address: str) -> Iterator[tuple[Any, str]]:
-    """The file system of an address and the path there; errors with it are one line."""
+    """Yield the file system of an address and the path in it; turn errors into one line."""
     from fsspec.core import url_to_fs
 
     what = shown(address)
@@ -174,7 +173,7 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
         raise InputError(f"{what} cannot be read ({shown(str(error))}): check the address") from None
     # each protocol has errors of its own
     except Exception as error:
-        # at http every failure is a FileNotFoundError, which only its cause tells from a missing file
+        # with http every failure is a FileNotFoundError; only its cause shows if the file is missing
         missing = isinstance(error, FileNotFoundError)
         cause = error.__cause__ if missing and address.startswith("http") else error
         if missing and (cause in (None, error) or getattr(cause, "status", None) in (404, 410)):
@@ -182,7 +181,7 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
                 f"{what} does not exist: check the address (that of a folder ends with '/')"
             ) from None
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise cause from None  # of the copy's disk
+            raise cause from None  # the disk of the copies is full
         reason = " ".join(shown(str(cause)).split()) or type(cause).__name__
         raise DiffCLIPError(
             f"{what} cannot be read ({reason}): check the address and the network, or your credentials"

@@ -1,4 +1,4 @@
-"""WebDataset tar shards on disk: finding them by name, and any of their samples by number."""
+"""WebDataset tar shards on disk: find shards by name, and read samples by number."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from diffclip.data.index import MEMBERS, Needed, Tar, digest_of, open_tars
 from diffclip.errors import Fault, InputError
 
 MANIFEST = "make-shards.json"
-"""The file that `diffclip data make-shards` begins with; it ends with nshards.txt."""
+"""The file that `diffclip data make-shards` writes first. The last file is nshards.txt."""
 
 
 class Shards:
-    """The samples of several shards on disk, numbered through in the order of the shards: a `Source` of images.
+    """The samples of several shards on disk, numbered in the order of the shards: a `Source` of images.
 
-    An object may be forked or pickled to data workers; it is not for several threads at once.
+    An object may be forked or pickled to data workers. Several threads must not use it at once.
 
     Args:
         paths: the shards.
 
     Attributes:
-        faults: the shards that are cut short, empty or broken. What is whole in them is kept.
+        faults: the shards that are cut short, empty or broken. The samples before the fault are kept.
         identity: a digest of the name, size and time of each shard.
 
     Raises:
-        InputError: not a single sample is left.
+        InputError: the shards have no sample.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -55,7 +55,7 @@ class Shards:
         return int(self._ends[-1])
 
     def name(self, i: int) -> str:
-        """The shard and key of sample `i`, for people."""
+        """The shard and key of sample `i`, for messages."""
         tar, row = self._locate(i)
         return tar.name(row)
 
@@ -65,19 +65,19 @@ class Shards:
         return tar.members(row, extensions)
 
     def image(self, i: int) -> Image.Image:
-        """Read the image of sample `i` as RGB; `InputError` or `OSError` where it is missing, broken or unreadable."""
+        """Read image `i` as RGB. Raise `InputError` or `OSError` if it is missing, broken or unreadable."""
         name = self.name(i)
         return read_image(image_member(self.sample(i, IMAGE), name), name)
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
-        """Find the samples that have a member for each of `needed`, and the faults of the others."""
+        """Find the samples that have a member for each of `needed`, and the faults of the other samples."""
         found = [tar.usable(needed) for tar in self._tars]
         begins = self._ends - [len(tar.table) for tar in self._tars]
         numbers = [rows + begin for (rows, _), begin in zip(found, begins, strict=True)]
         return np.concatenate(numbers), [fault for _, faults in found for fault in faults]
 
     def _locate(self, i: int) -> tuple[Tar, int]:
-        """The shard of sample `i`, and the sample's row in its index."""
+        """Find the shard of sample `i`, and the row of the sample in the shard's index."""
         shard = int(np.searchsorted(self._ends, i, side="right"))
         tar = self._tars[shard]
         return tar, i - int(self._ends[shard]) + len(tar.table)
@@ -91,7 +91,7 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
             `train/{000..127}.tar`, a pattern with `*`, or several of these.
 
     Raises:
-        InputError: nothing named, a file that does not exist, a folder or pattern without shards.
+        InputError: `spec` is empty, a file does not exist, or a folder or pattern has no shards.
     """
     shards: list[Path] = []
     for one in [spec] if isinstance(spec, str | Path) else spec:
@@ -114,7 +114,7 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """List all *.tar of `folder`, in natural order, or raise `InputError` where there is none, or not yet all."""
+    """List all *.tar of `folder` in natural order. Raise `InputError` if there is none, or not yet all of them."""
     if (folder / MANIFEST).exists() and not (folder / "nshards.txt").exists():
         raise InputError(f"{folder} is not whole: run the same diffclip data make-shards again")
     found = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
@@ -134,7 +134,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def expand_braces(text: str) -> list[str]:
-    """Expand brace ranges, or raise `InputError` where the braces do not pair."""
+    """Expand brace ranges, or raise `InputError` if the braces are not paired."""
     try:
         return list(braceexpand(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""From an image to the model's input: random crops for training, the center for evaluation.
+"""Turn an image into the model's input: random crops for training, center crops for evaluation.
 
 As in SLIP's training code (facebookresearch/SLIP), which the paper trains with: `RandomResizedCrop` of 0.5 to
 1 of the area without flips; `Resize` and `CenterCrop` for evaluation.
@@ -22,8 +22,8 @@ from diffclip.errors import InputError
 
 Transform = Callable[[Image.Image], Tensor]
 LONGEST_RATIO = 64
-"""A longer image loses its far ends before it is scaled: 1×100,000 at 224 px would otherwise take 15 GB."""
-# Of the sides of a training crop, as in torchvision, which also tries ten times to find one that fits.
+"""Longer images are cut at both ends before they are scaled: 1×100,000 at 224 px would otherwise take 15 GB."""
+# As in torchvision: largest ratio of the sides of a training crop, and number of tries to find a crop that fits.
 _RATIO, _TRIES = 4 / 3, 10
 _MASK = 2**64 - 1
 
@@ -53,14 +53,14 @@ class TrainTransform:
     def __call__(self, image: Tensor, seed: int) -> Tensor:
         top, left, height, width, mirrored = self.draw(seed, image.shape[1], image.shape[2])
         view = image[:, top : top + height, left : left + width]
-        # The kernel is called directly: finding it by the input's type takes as long as a tenth of its work.
+        # Call the kernel directly: the dispatch by the input's type would add a tenth to its time.
         result: Tensor = F.resize_image(view, [self.image_size] * 2, self._interpolation, antialias=True)
         return F.horizontal_flip_image(result) if mirrored else result
 
     def draw(self, seed: int, height: int, width: int) -> tuple[int, int, int, int, bool]:
         """Draw the crop of an image of `height` × `width` as torchvision's `RandomResizedCrop` does.
 
-        Nothing but these numbers decides.
+        With given `scale` and `flip`, the crop depends only on the three arguments.
 
         Returns:
             top, left, height and width in pixels, and whether the crop is mirrored.
@@ -74,15 +74,14 @@ class TrainTransform:
             if 0 < wide <= width and 0 < tall <= height:
                 top, left = int(next(numbers) * (height - tall + 1)), int(next(numbers) * (width - wide + 1))
                 break
-        else:  # the middle, as far as the ratio allows
+        else:  # the largest crop at the center that the ratio allows
             wide, tall = min(width, round(height * _RATIO)), min(height, round(width * _RATIO))
             top, left = (height - tall) // 2, (width - wide) // 2
         return top, left, tall, wide, next(numbers) < self.flip
 
 
 def _uniform(seed: int) -> Iterator[float]:
-    """Numbers in [0, 1) of 53 bits by SplitMix64 (Steele, Lea and Flood, 2014), a hundred times as fast as seeding
-    torch."""
+    """Yield 53-bit floats in [0, 1) by SplitMix64 (Steele, Lea and Flood, 2014), 100 times as fast as seeding torch."""
     while True:
         seed = (seed + 0x9E3779B97F4A7C15) & _MASK
         mixed = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -93,8 +92,8 @@ def _uniform(seed: int) -> Iterator[float]:
 class EvalTransform:
     """PIL image → float32 [3, S, S], normalized, S = `image_size`.
 
-    The shorter edge is resized to `preprocess.resize` (or S) and the center cropped; or the image is squashed to S×S.
-    A `resize` smaller than S raises `InputError`.
+    The shorter edge is resized to `preprocess.resize` (default: S), then the center is cropped. With "squash", the
+    image is resized to S×S instead. A `resize` smaller than S raises `InputError`.
     """
 
     def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:
@@ -114,7 +113,7 @@ class EvalTransform:
         return normalize(self.pixels(image)[None], self.preprocess)[0]
 
     def pixels(self, image: Image.Image) -> Tensor:
-        """The crop before it is normalized, uint8 [3, S, S]."""
+        """Return the crop before normalization, uint8 [3, S, S]."""
         image = to_rgb(image) if self.squash else _shorten(to_rgb(image))
         size = [self.image_size, self.image_size] if self.squash else [self.edge]
         image = F.resize(image, size, interpolation=self._interpolation, antialias=True)
@@ -128,19 +127,19 @@ class EvalTransform:
 
 
 def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None = None) -> Tensor:
-    """uint8 [B, 3, H, W] → float32 [B, 3, H, W]: to [0, 1], less the mean, by the standard deviation.
+    """Scale images to [0, 1], subtract the mean and divide by the standard deviation: float32 [B, 3, H, W].
 
     The arithmetic is torchvision's `ToTensor` and `Normalize`, bit for bit, on the device of `images`.
 
     Args:
         images: uint8 [B, 3, H, W].
         preprocess: gives mean and standard deviation.
-        out: where the result goes. On a CPU the system takes longer to hand out new memory for a batch than the
-            arithmetic takes, so a loop had better keep one; a GPU's allocator keeps it by itself.
+        out: tensor for the result; None: a new one. On a CPU, new memory for a batch takes longer than the arithmetic,
+            so a loop should reuse one tensor. A GPU's allocator reuses memory by itself.
     """
     result = torch.empty(images.shape, device=images.device) if out is None else out
     mean, std = _statistics(preprocess.mean, preprocess.std, images.device)
-    # One image at a time stays in a CPU's cache through all three steps.
+    # One image at a time stays in the cache of a CPU through all three steps.
     parts = zip(images, result, strict=True) if images.device.type == "cpu" else [(images, result)]
     for values, target in parts:
         torch.div(values, 255, out=target).sub_(mean).div_(std)
@@ -151,8 +150,8 @@ def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None =
 def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Both as [3, 1, 1]; kept, since a GPU is waited for whenever numbers are sent to it."""
-    # tensors made in inference mode could not be used outside it
+    """Return both as [3, 1, 1]. They are cached, because sending numbers to a GPU waits for the GPU."""
+    # tensors made in inference mode cannot be used outside it
     with torch.inference_mode(False):
         values = torch.tensor([mean, std], dtype=torch.float32, device=device)[..., None, None]
         return values[0], values[1]

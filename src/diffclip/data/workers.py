@@ -1,4 +1,4 @@
-"""Data workers: signals are left to their parent, and their failures are one line."""
+"""Data workers: they leave signals to their parent, and each failure is an error of one line."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ if TYPE_CHECKING:  # drawing scenes in processes needs no torch
 Argument = TypeVar("Argument")
 Found = TypeVar("Found")
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is counted, how many more are done, and of how many (None: not known)."""
+"""Called with the name of what is counted, the number done since the last call, and the total (None: unknown)."""
 
 
 def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
-    """A DataLoader whose workers outlive signals to the whole job; `options` are its own.
+    """Make a DataLoader whose workers outlive signals to the whole job; `options` are arguments of DataLoader.
 
     Args:
-        dataset: what to read.
-        workers: processes that read ahead; 0 reads in this one.
-        timeout: seconds after which workers that give nothing are an error; 0 waits for ever.
+        workers: processes that read ahead; 0 reads in this process.
+        timeout: seconds without data from the workers after which an error is raised; 0: no limit.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -43,7 +42,7 @@ def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) 
         num_workers=workers,
         timeout=timeout if workers else 0,
         worker_init_fn=leave_signals_to_parent,
-        # Forked workers share the memory of what is open.
+        # Forked workers share the memory of the open dataset.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         # Without its own generator a DataLoader draws from the global one.
         generator=torch.Generator(),
@@ -54,15 +53,15 @@ def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) 
 def in_processes(
     work: Callable[[Argument], Found], jobs: Sequence[Argument], workers: int
 ) -> Iterator[Found]:
-    """Do each job in one of so many processes, or in this one, and yield the results in order. A failure, or an end of
-    the iteration, leaves out the jobs that have not begun."""
+    """Do the jobs in `workers` processes, or in this one, and yield the results in order. If a job fails or the
+    iteration ends early, the jobs that have not begun are canceled."""
     if workers <= 1 or len(jobs) == 1:
         yield from map(work, jobs)
         return
     # forking a process that may hold threads (torch does) can deadlock
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            with blocked({signal.SIGINT}):  # Ctrl-C reaches all processes, and only this one tells it
+            with blocked({signal.SIGINT}):  # Ctrl-C reaches all processes; only this one reacts
                 futures = deque(pool.submit(work, job) for job in jobs)
             while futures:
                 yield futures.popleft().result()
@@ -81,8 +80,8 @@ def in_processes(
 
 @contextmanager
 def blocked(signals: set[signal.Signals]) -> Iterator[None]:
-    """Block `signals` for a while; processes that are started meanwhile take it over for good."""
-    resource_tracker.ensure_running()  # its start would let them through again
+    """Block `signals` in a `with` block. Processes that are started in it keep the signals blocked for good."""
+    resource_tracker.ensure_running()  # if it started later, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -91,13 +90,13 @@ def blocked(signals: set[signal.Signals]) -> Iterator[None]:
 
 
 def leave_signals_to_parent(worker: int) -> None:
-    """For `worker_init_fn`: SIGTERM and SIGINT end a worker only if its parent sends them.
+    """Let SIGTERM and SIGINT end a worker only if its parent sends them; for `worker_init_fn`.
 
-    A scheduler that stops a job, and Ctrl-C, reach all processes; the parent may still want its batches, to end well.
+    Ctrl-C, and a scheduler that stops a job, reach all processes, but the parent may need more batches to end well.
     """
-    # A search for garbage among what was there before would copy the memory that is shared with the parent.
+    # Garbage collection of the existing objects would copy the memory that is shared with the parent.
     gc.freeze()
-    # Not on macOS, where nothing tells who sent a signal.
+    # Not on macOS, where a process cannot find out which process sent a signal.
     if not hasattr(signal, "sigwaitinfo"):
         return
     parent, signals = os.getppid(), {signal.SIGTERM, signal.SIGINT}
@@ -112,7 +111,7 @@ def leave_signals_to_parent(worker: int) -> None:
 
 
 def watched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yield the batches of `loader`; a worker that died, or nothing for its `timeout`, raises `DiffCLIPError`."""
+    """Yield the batches of `loader`. A worker that died, or no data within its `timeout`, raises `DiffCLIPError`."""
     batches = iter(loader)
     try:
         yield from batches
@@ -123,7 +122,7 @@ def watched(loader: DataLoader[Any]) -> Iterator[Any]:
                 f"a data worker died ({reason}): was memory short, or a container's shared memory? Use fewer workers"
             ) from error
         if reason.startswith("DataLoader timed out"):
-            # Each would otherwise be waited for when the process ends.
+            # Otherwise the process would wait for each worker when it ends.
             for worker in getattr(batches, "_workers", []):
                 worker.terminate()
             raise DiffCLIPError(

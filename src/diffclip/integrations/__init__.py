@@ -1,1 +1,1 @@
-"""Our models in other libraries: one module for each, which only its users import."""
+"""Our models in other libraries: one module for each library, imported only by its users."""

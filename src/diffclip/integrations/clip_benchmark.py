@@ -1,6 +1,6 @@
 """Our models in clip_benchmark (LAION-AI/CLIP_benchmark): a loader for its `--model_type`, and its command line.
 
-Its command line takes only the model types that it knows when it reads its arguments, so `register` comes first:
+The command line accepts only model types that it knows when it reads its arguments, so call `register` first:
 
     from diffclip.integrations.clip_benchmark import register
     register()
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 MODEL_TYPE = "diffclip"
 RANDOM = "random"
-# Put before the user's own options by `run_command`; the last one of a name counts. clip_benchmark's own template for
-# the output names weights by the last part of their path, so that checkpoint_best.pt here and there would be one.
+# `run_command` puts these before the user's options; of equal options the last one counts. clip_benchmark's default for
+# --output has the last part of the weights' path only, so two files called checkpoint_best.pt would share an output.
 DEFAULTS = {
     **{"--model": MODEL_TYPE, "--pretrained": RANDOM, "--model_type": MODEL_TYPE},
     "--output": "{dataset}_{pretrained_full_path}_{model}_{language}_{task}.json",
@@ -38,7 +38,7 @@ _HELP = (
     "clip_benchmark on our models, for example: diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10 "
     "--dataset_root sets/cifar10 --no_amp\n--pretrained takes the MODEL of diffclip evaluate."
 )
-# How its refusals of a set begin, which it raises as errors of the program
+# How clip_benchmark's errors about unusable sets begin; they are AssertionError or ValueError
 _REFUSALS = (
     "Classes not specified",
     "Templates not specified",
@@ -54,7 +54,7 @@ def register() -> None:
 
     models.TYPE2FUNC[MODEL_TYPE] = load_diffclip
     if MODEL_TYPE not in models.MODEL_TYPES:
-        models.MODEL_TYPES.append(MODEL_TYPE)  # this very list holds the choices of --model_type
+        models.MODEL_TYPES.append(MODEL_TYPE)  # --model_type takes its choices from this list
 
 
 def load_diffclip(
@@ -63,10 +63,10 @@ def load_diffclip(
     """Load a model in evaluation mode on `device`, its transform and its tokenizer, as clip_benchmark asks for them.
 
     Args:
-        model_name: any label; one of our models' names must be that of the weights, and tells what a published file
-            holds that cannot tell it.
-        pretrained: a run folder, a saved folder, a published file or `hf-hub:OWNER/NAME`; "random" (or nothing) for
-            the model called `model_name` with random weights, which a line on stderr says.
+        model_name: any label. If it is one of our models' names, it must match the weights; for a published
+            file, which has no configuration, it names the model.
+        pretrained: a run folder, a saved folder, a published file or `hf-hub:OWNER/NAME`. "random" (or nothing) gives
+            the model called `model_name` random weights, and a line on stderr says so.
         cache_dir: not used; the hub's client has its own settings (`HF_HOME`).
 
     Raises:
@@ -93,7 +93,7 @@ def run_command(arguments: list[str]) -> None:
     Raises:
         InputError: the group `eval` is missing, no such weights or set, a linear probe without CUDA, or an output that
             cannot be written.
-        SystemExit: from its parser, for `--help` (0) and for arguments that it refuses (2).
+        SystemExit: from clip_benchmark's parser, for `--help` (0) and for arguments that it refuses (2).
     """
     register()
     from clip_benchmark import cli
@@ -114,7 +114,7 @@ def run_command(arguments: list[str]) -> None:
         with explained(f"{', '.join(chosen.files)} cannot be built into a table", wrong):
             cli.main_build(chosen)
         return
-    # these would fail after long work
+    # check now what would fail only after long work
     if chosen.task == "linear_probe" and not torch.cuda.is_available():
         raise InputError(
             "clip_benchmark's linear probe needs CUDA: use diffclip evaluate --task linear-probe"
@@ -135,10 +135,10 @@ def run_command(arguments: list[str]) -> None:
 
 
 class _Output(str):
-    """A template for a file of results, in which slashes of names become `_`."""
+    """A template for the path of a results file; slashes in names become `_`."""
 
     def format(self, *args: object, **fields: object) -> str:
-        """Return the file, after a check that it can be written: clip_benchmark opens it after the last image."""
+        """Return the path if it can be written. Check this now: clip_benchmark opens the file after the last image."""
         name = super().format(*args, **{key: str(value).replace("/", "_") for key, value in fields.items()})
         check_writable(name)
         Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,9 @@ model, preprocess_train, preprocess = open_clip.create_model_and_transforms("Dif
 
 python -m diffclip.integrations.open_clip --model DiffCLIP-ViT-B-16 --train-data …
 
-open_clip takes configurations from outside (`add_model_config`) but no classes, and the function that picks the class
-decides on the statistics of images too. So our configurations go into its registry, and one function of it,
-`create_model`, is replaced by one that builds what has a configuration of ours and hands all else on.
+open_clip takes configurations from outside (`add_model_config`) but no classes. Its function `create_model` picks the
+class, and also the statistics of images. So `register` adds our configurations to open_clip's registry and replaces
+`create_model`. The new function builds models with a configuration of ours and passes all other calls on.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from diffclip.model import CLIP
 from diffclip.model_source import locate, read_config
 from diffclip.weights import CONFIG_KEY, check_same, put_weights, read_weights
 
-_MODEL_KEY = "diffclip"  # of our configuration within open_clip's
+_MODEL_KEY = "diffclip"  # key of our configuration in open_clip's
 _CALLERS = ("create_model_and_transforms", "create_model_from_pretrained")
 _USED = {
     *("model_name", "pretrained", "load_weights", "precision", "device", "cache_dir", "output_dict"),
     *("force_patch_dropout", "force_image_size", "force_preprocess_cfg"),
     *("require_pretrained", "model_kwargs"),
 }
-# reading never runs code here, and no tower has weights of its own to start from
+# weights_only: our reader never runs code; the others: our towers have no separate pretrained weights
 _WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text", "pretrained_hf"}
 _STARTS = {"init_logit_scale": "logit_scale", "init_logit_bias": "logit_bias"}
 
 
 def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
-    """Make every name in `MODEL_NAMES`, and those in `models`, a model of open_clip; a second call changes nothing.
+    """Make every name in `MODEL_NAMES` and in `models` a model of open_clip; a second call changes nothing.
 
     Raises:
-        InputError: open_clip builds models in another way than is known here, or it has or misreads a name.
+        InputError: this version of open_clip builds models in another way, or a name is taken or would be misread.
     """
     import open_clip
     from open_clip import factory
@@ -70,10 +70,10 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
         known = open_clip.get_model_config(name)
         if name in MODEL_NAMES or (known is not None and _MODEL_KEY not in known):
             raise InputError(f"open_clip has a model called {name} already: take another name")
-        # its program guesses a loss and a tokenizer from "coca" and "siglip"
+        # open_clip guesses a loss and a tokenizer if a name contains "coca" or "siglip"
         if not re.fullmatch(r"[\w.+-]+", name) or re.search("siglip|coca", name.lower()):
             raise InputError(f"open_clip would misread the name {name!r}: take letters, digits, - . _ and +")
-    with TemporaryDirectory() as folder:  # its files are read at once
+    with TemporaryDirectory() as folder:  # add_model_config reads the files at once
         for name, config in ({name: named_config(name) for name in MODEL_NAMES} | dict(models or {})).items():
             (Path(folder) / f"{name}.json").write_text(json.dumps(_their_config(config)), encoding="utf-8")
         open_clip.add_model_config(folder)
@@ -82,17 +82,17 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run open_clip's training program on its own arguments.
+    """Run open_clip's training program with its own arguments.
 
-    `--model` may also be whatever `diffclip.load` takes that is on this machine: that architecture is trained from
-    fresh weights, unless `--pretrained` says otherwise.
+    `--model` may also be a path that `diffclip.load` takes. The program then trains the architecture of that model,
+    from fresh weights unless `--pretrained` is given.
 
     Returns:
-        The exit code: 1 if it stopped because of what it printed.
+        The exit code: 1 if the program printed an error and stopped.
 
     Raises:
         InputError: a part of the program is not installed, or there is no such model.
-        SystemExit: from its parser.
+        SystemExit: from the program's parser.
     """
     missing = [name for name in ("open_clip_train", "pandas", "webdataset") if find_spec(name) is None]
     if missing:
@@ -106,20 +106,20 @@ def run_command(arguments: Sequence[str]) -> int:
     place = words.index("--model") + 1 if "--model" in words[:-1] else None
     if place is not None and os.path.exists(words[place]):
         config = read_config(words[place])
-        words[place] = f"ViT-{name_of(config)}"  # with "vit" in a name it chooses a transformer's Adam
+        words[place] = f"ViT-{name_of(config)}"  # "vit" in a name selects Adam settings for transformers
         models[words[place]] = config
     register(models)
     if place is not None and open_clip.get_model_config(words[place]) is None:
         raise unknown("model", words[place], open_clip.list_models())
-    # not at the top, nor typed: only its users have it
+    # imported here and by name, because the program is optional and has no types
     return 1 if import_module("open_clip_train.main").main(words) else 0
 
 
 class OpenCLIPModel(CLIP):
-    """A model of ours for open_clip: the parameters and their names are those of `diffclip.CLIP`.
+    """One of our models for open_clip, with the parameters of `diffclip.CLIP` under the same names.
 
-    Its state dict carries the configuration in its metadata, which torch saves and no reader of tensors sees: weights
-    tell neither λ_init nor the heads of a plain tower, and open_clip's trainer keeps nothing else.
+    The metadata of its state dict has the configuration. torch saves the metadata; readers of tensors do not see it.
+    Weights show neither λ_init nor the heads of a plain tower, and open_clip's trainer saves no configuration.
     """
 
     def __init__(self, config: CLIPConfig) -> None:
@@ -130,7 +130,7 @@ class OpenCLIPModel(CLIP):
         self.visual.image_size = (config.vision.image_size,) * 2
         if not config.logit_bias:
             self.register_parameter("logit_bias", None)
-        module: Any = self  # these two of its methods have no types
+        module: Any = self  # the two methods below have no types
         module.register_state_dict_post_hook(_note_config)
         module.register_load_state_dict_pre_hook(_check_config)
 
@@ -143,11 +143,11 @@ class OpenCLIPModel(CLIP):
         """See `diffclip.CLIP.set_grad_checkpointing`; `impl`, an argument of open_clip 4.2, is always "inline"."""
         super().set_grad_checkpointing(enable)
 
-    def forward(  # type: ignore[override]  # open_clip's names, and either input alone
+    def forward(  # type: ignore[override]  # open_clip's argument names; one input is enough
         self, image: Tensor | None = None, text: Tensor | None = None
     ) -> dict[str, Tensor | None] | tuple[Tensor | None, ...]:
-        """Return unit-length features [B, embed_dim] of each input, the logit scale after exp (0-dim) and a bias where
-        there is one: by name if `output_dict` is set, else a tuple."""
+        """Return the unit-length features [B, embed_dim] of each input, the logit scale after exp (0-dim) and, if the
+        model has one, the logit bias: a dict if `output_dict` is set, else a tuple."""
         out = {
             "image_features": None if image is None else self.encode_image(image, normalize=True),
             "text_features": None if text is None else self.encode_text(text, normalize=True),
@@ -158,8 +158,8 @@ class OpenCLIPModel(CLIP):
         return out if self.output_dict else tuple(out.values())
 
     def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freeze the vision tower except for its last groups. From the end these are the projection, the last block
-        with the norm, each other block, and the embeddings. There are no batch norms for `freeze_bn_stats`."""
+        """Freeze the vision tower except for its last groups: from the end the projection, the last block with the
+        norm, each other block, and the embeddings. There are no batch norms, so `freeze_bn_stats` has no effect."""
         visual = self.visual
         stem = [visual.patch_embed, visual.cls_token, visual.pos_embed, visual.norm_pre]
         stem += [] if visual.reg_token is None else [visual.reg_token]
@@ -173,7 +173,7 @@ class OpenCLIPModel(CLIP):
         _lock(stem, self.transformer.resblocks, self.ln_final, self.text_projection, unlocked_layers)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that timm's optimizers leave without decay, beside all vectors."""
+        """Return the names of the parameters that get no weight decay in timm's optimizers, besides all vectors."""
         return {"positional_embedding", *(f"visual.{name}" for name in self.visual.no_weight_decay())}
 
 
@@ -192,14 +192,14 @@ def _note_config(module: CLIP, state: object, prefix: str, metadata: dict[str, A
 
 
 def _check_config(module: CLIP, state: object, prefix: str, metadata: dict[str, Any], *_: object) -> None:
-    """Refuse weights of another model whose shapes are the same."""
+    """Refuse weights of another model that has the same shapes."""
     if CONFIG_KEY in metadata:
         saved = parse_config(json.loads(metadata[CONFIG_KEY]), "the checkpoint")
         check_same(module.config, saved, "the checkpoint")
 
 
 def _their_config(config: CLIPConfig) -> dict[str, Any]:
-    """Return the sizes in open_clip's own words, for its code, and our whole configuration."""
+    """Return a configuration for open_clip: the sizes under its own names, and our whole configuration."""
     vision = ("image_size", "layers", "width", "patch_size", "mlp_ratio")
     text = ("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio")
     return {
@@ -212,7 +212,7 @@ def _their_config(config: CLIPConfig) -> dict[str, Any]:
 
 
 def _extended(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap their `create_model`: models with a configuration of ours are made here."""
+    """Wrap open_clip's `create_model`, so that models with a configuration of ours are made here."""
     from open_clip import factory
 
     signature = inspect.signature(theirs)
@@ -233,7 +233,7 @@ def _extended(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
-    """Make the model `named` with the arguments of `create_model`, on its device and in its dtype, in training mode."""
+    """Make the model `named` from `create_model`'s arguments, on their device and in their dtype, in training mode."""
     from open_clip import get_input_dtype
 
     name, size, starts = given["model_name"], given["force_image_size"], given["model_kwargs"]
@@ -251,7 +251,7 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
     config = named
     if weights is not None and weights.config is not None:
         config = weights.config
-        if variant_of(named) == "custom":  # a name that does not tell which
+        if variant_of(named) == "custom":  # the name does not identify λ_init and attention
             check_same(named, config, source)
         if name_of(config) != name_of(named):
             raise InputError(
@@ -280,7 +280,7 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
     _set_preprocess(model, name, given["force_preprocess_cfg"] or {})
     model.output_dict = bool(given["output_dict"])
     model.to(device=given["device"], dtype=get_input_dtype(given["precision"]))
-    # all but λ and the scalars: in bfloat16 a step of training is too small to change a scale of 14
+    # λ and these scalars stay float32: in bfloat16 a training step is too small to change a scale of 14
     for scalar in (model.logit_scale, model.logit_bias):
         if scalar is not None:
             scalar.data = scalar.data.float()
@@ -288,7 +288,7 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
 
 
 def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) -> None:
-    """Give open_clip's transforms our statistics, and the configuration those that the caller asks for."""
+    """Give open_clip's transforms our image statistics, and write the caller's own into the configuration."""
     from open_clip import set_model_preprocess_cfg
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 

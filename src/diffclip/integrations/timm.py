@@ -1,4 +1,4 @@
-"""Our vision towers in timm, from `import diffclip.integrations.timm` on.
+"""Our vision towers in timm; `import diffclip.integrations.timm` registers them.
 
     timm.create_model("diff_vit_base_patch16_224", num_classes=10, lambda_init="dynamic")
 
@@ -43,7 +43,7 @@ _PREPROCESS = {"mean", "std", "interpolation"}
 
 
 class _WithDropout(SelfAttention):
-    """Adds timm's `proj_drop` to a layer of ours."""
+    """Add timm's `proj_drop` to one of our attention layers."""
 
     def __init__(self, dim: int, num_heads: int, proj_drop: float = 0.0, **rest: Any) -> None:
         super().__init__(dim, num_heads, **rest)
@@ -56,17 +56,17 @@ class _WithDropout(SelfAttention):
 
 _LAYERS = {kind: type(layer.__name__, (_WithDropout, layer), {}) for kind, layer in ATTENTION_LAYERS.items()}
 for _layer in _LAYERS.values():
-    register_notrace_module(_layer)  # a leaf for torch.fx: it looks at its input's shape and device
+    register_notrace_module(_layer)  # one node for torch.fx: its code depends on the input's shape and device
 
 
 class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm has no types
     """timm's `VisionTransformer`, with all its arguments and methods, and our attention.
 
     Args:
-        attention: of every layer, a key of `diffclip.attention.ATTENTION_LAYERS`.
-        lambda_init: λ_init of every layer, or "dynamic", which grows with depth; of "differential" alone.
-        norm_eps: of the LayerNorms.
-        rest: timm's.
+        attention: the kind in every layer, a key of `diffclip.attention.ATTENTION_LAYERS`.
+        lambda_init: λ_init of every layer, or "dynamic", which grows with depth; only for "differential".
+        norm_eps: epsilon of the LayerNorms.
+        rest: timm's own arguments.
 
     Raises:
         InputError: unknown attention or λ_init, or an odd number of heads.
@@ -91,21 +91,21 @@ class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm ha
                 block.attn.lambda_init = lambda_init_of_layer(lambda_init, index)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Draw timm's starting values in `mode`, and ours for λ and the gain of the head norm."""
+        """Initialize weights as timm does in `mode`, but λ and the gain of the head norm as we do."""
         super().init_weights(mode, needs_reset)
         for block in self.blocks:
             if isinstance(block.attn, LambdaAttention):
                 q1, k1, q2, k2 = (getattr(block.attn, name) for name in LAMBDA_VECTORS)
                 for vector in (q1, k1, q2, k2):
                     nn.init.normal_(vector, std=0.1)
-                if isinstance(block.attn, AddedDifferentialAttention):  # both products are equal: λ is 0
+                if isinstance(block.attn, AddedDifferentialAttention):  # equal products make λ 0
                     q2.data.copy_(q1.data)
                     k2.data.copy_(k1.data)
             if isinstance(block.attn, DifferentialAttention):
                 nn.init.ones_(block.attn.diff_norm.weight)
 
     def fix_init_weight(self) -> None:
-        """Scale what each layer adds by its depth, as timm does with `fix_init`."""
+        """Scale the output projections of each block down by its depth, as timm does with `fix_init`."""
         for index, block in enumerate(self.blocks):
             for linear in (block.attn.out_proj, block.mlp.fc2):
                 linear.weight.data.div_(math.sqrt(2.0 * (index + 1)))
@@ -116,9 +116,9 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
 
     Args:
         model: as `diffclip.load` returns it.
-        arguments: of `timm.create_model`. Without `num_classes`, and with as many as the projection has outputs, the
-            head is the projection, and outputs are image embeddings; with 0 they are features before the projection;
-            any other number gives a fresh head.
+        arguments: arguments of `timm.create_model`. If `num_classes` is missing or is the projection's output size, the
+            head is the projection and the outputs are image embeddings. With 0 the outputs are features before the
+            projection. Any other number gives a fresh head.
 
     Raises:
         InputError: the tower has parts that timm's towers lack.
@@ -129,7 +129,7 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
             f"{name_of(config)} lacks a part of differential attention, or has a norm after biased patches: "
             "use diffclip.load(…)[0].visual"
         )
-    # timm reads towers under these names, with the projection for a head
+    # timm reads a tower from these names, and takes the projection as its head
     state = {
         f"visual.trunk.{name}": value.detach().clone() for name, value in model.visual.state_dict().items()
     }
@@ -141,7 +141,7 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
         "state_dict": state,
         "num_classes": config.embed_dim,
         "input_size": (3, vision.image_size, vision.image_size),
-        # timm takes the whole part of size / crop_pct, which rounding may leave just below `resize`
+        # timm rounds size / crop_pct down, and a rounding error could make it fall just below `resize`
         "crop_pct": vision.image_size / (resize + 1e-3) if isinstance(resize, int) else 1.0,
         "crop_mode": "squash" if resize == "squash" else "center",
         **config.preprocess.model_dump(include=_PREPROCESS),
@@ -164,7 +164,7 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
 
 
 def _sizes(vision: VisionConfig) -> dict[str, Any]:
-    """The sizes of a tower in timm's words."""
+    """Return the sizes of a tower under timm's names."""
     return {
         "patch_size": vision.patch_size,
         "embed_dim": vision.width,
@@ -175,7 +175,7 @@ def _sizes(vision: VisionConfig) -> dict[str, Any]:
 
 
 def _filter(state: dict[str, Tensor], model: DiffVisionTransformer) -> dict[str, Tensor]:
-    """Fit weights to `model` as timm does, and put the final norm where its pooling wants it."""
+    """Fit weights to `model` as timm does, and rename the final norm if the pooling of `model` comes before it."""
     state = checkpoint_filter_fn(state, model)
     if isinstance(model.norm, nn.Identity) and "norm.weight" in state:
         for part in ("weight", "bias"):

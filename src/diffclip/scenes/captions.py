@@ -1,6 +1,6 @@
 """Captions of a scene: several true sentences that differ in what they mention and how.
 
-A phrase always names exactly the objects it counts: "a red star" is written only where one red star is.
+A phrase always names exactly the objects it counts: "a red star" is written only if the scene has exactly one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from diffclip.scenes.layout import Dice, Spec
 from diffclip.scenes.vocabulary import BACKGROUNDS, COMMON_DETAILS, DETAILS
 
-CAPTIONS = 5  # captions of an image, as in Flickr8k and COCO
+CAPTIONS = 5  # captions per image, as in Flickr8k and COCO
 
 _TITLES = ("a picture of ", "a drawing of ", "a picture with ")
 _SENTENCES = ("there is ", "there are ")
@@ -22,18 +22,18 @@ _PLURALS = {"cross": "crosses"}
 _STANDING = {"up": "upright", "down": "upside-down"}
 _OPENING = {"up": "upwards", "down": "downwards", "left": "to the left", "right": "to the right"}
 
-_EDGE = 0.36  # nearer to an edge than this share is on that side
-_MIDDLE = (0.42, 0.58)  # between edge and middle no place is named
+_EDGE = 0.36  # an object nearer to an edge than this share of the image is on that side
+_MIDDLE = (0.42, 0.58)  # the range of the middle; between edge and middle no place is named
 
 
 def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: bool = True) -> tuple[str, ...]:
-    """Write CAPTIONS different captions; with `look` False none names a color, texture, detail or background."""
+    """Write CAPTIONS different captions. If `look` is False, they name no color, texture, detail or background."""
     writer = _Writer(specs, background, dice, look)
     found: list[str] = []
     phrases: set[str] = set()
     for attempt in range(200):
         caption = writer.caption(loose=attempt == 0)
-        # another title alone is no other caption, unless a bare scene offers nothing else to say
+        # skip captions that differ only in their title; accept them after 40 attempts: a bare scene has no others
         if caption in found or (attempt < 40 and _unframed(caption) in phrases):
             continue
         found.append(caption)
@@ -68,7 +68,7 @@ class _Writer:
         return [name for name in names if self.look or name not in _LOOKS]
 
     def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
-        """Choose what to say of a group beside color and shape: a random part of what its members share."""
+        """Choose the attributes to mention besides color and shape: a random part of those that all members share."""
         attributes = {
             name
             for name in self.allowed(names)
@@ -83,7 +83,7 @@ class _Writer:
         return self.base | attributes
 
     def usual(self, spec: Spec) -> set[str]:
-        """Choose for an object with nothing special one special thing that it lacks, if it could have any."""
+        """Choose one detail that a plain object could have but lacks ("no face"); the empty set if there is none."""
         if spec.texture != "plain" or spec.detail is not None:
             return set()
         absent = [
@@ -99,7 +99,7 @@ class _Writer:
         return " " + self.dice.pick(BACKGROUNDS[self.background].phrases)
 
     def framed(self, text: str, alone: Sequence[Spec] = ()) -> str:
-        """Put a title around the phrase, or "there is" around one about the group `alone`, or nothing."""
+        """Put a title before the phrase, or nothing, or "there is" if the phrase is about the group `alone` only."""
         frames = ["", "", "", *_TITLES]
         if alone:
             frames += [_SENTENCES[len(alone) > 1]] * 2
@@ -122,19 +122,19 @@ class _Writer:
         return self.framed(noun_phrase([spec], attributes) + ground, [spec])
 
     def parts(self, share: float, names: Sequence[str] = _EXTRAS) -> list[str]:
-        """Write a phrase for every object, groups together or apart."""
+        """Write phrases that name every object; a group gets one phrase, or one phrase per object."""
         parts = []
         for group in self.dice.shuffle(self.groups):
             for piece, attributes in self.split(group, share, names):
                 text = noun_phrase(piece, attributes)
                 parts.append((text, text.endswith((piece[0].shape, plural(piece[0].shape)))))
-        # "a star and an arrow pointing left" could mean both: a phrase that does not end in its noun goes first
+        # phrases that do not end in their noun go first: in "a star and an arrow pointing left" both could point left
         return [text for text, _ in sorted(parts, key=lambda part: part[1])]
 
     def split(
         self, group: list[Spec], share: float, names: Sequence[str]
     ) -> list[tuple[list[Spec], frozenset[str]]]:
-        """Keep a group as one phrase ("two red stars"), or tell it apart by an attribute ("a small red star")."""
+        """Keep a group together ("two red stars"), or split it by an attribute ("a small red star")."""
         if len(group) > 1 and self.dice.chance(0.6):
             for name in self.dice.shuffle(self.allowed(names)):
                 differ = len({getattr(spec, name) for spec in group}) == len(group)
@@ -151,7 +151,7 @@ class _Writer:
         return self.framed(join(parts) + ground, self.groups[0] if len(parts) == 1 else ())
 
     def places(self) -> str | None:
-        """Say where each thing is, as far as it is clear; those without a place come last."""
+        """Say where each group is, None if no place is clear. Groups without a place come last or are left out."""
         placed, rest = [], []
         for group in self.dice.shuffle(self.groups):
             shared = {place_of(spec) for spec in group}
@@ -168,7 +168,7 @@ class _Writer:
         return self.framed(join(placed + rest) + ("" if rest else self.ground(0.2)))
 
     def related(self) -> str | None:
-        """Name two things that are each one of a kind, and how the first lies to the second."""
+        """Name two objects, each the only one of its kind, and say where the first is relative to the second."""
         kinds = [group[0] for group in self.groups if len(group) == 1]
         pairs = [(a, b, how) for a in kinds for b in kinds if a is not b and (how := relation(a, b))]
         if not pairs:
@@ -179,7 +179,7 @@ class _Writer:
         return self.framed(f"{first} {how} {second}{self.ground(0.3)}")
 
     def counted(self) -> str:
-        """Say how many there are, and of what."""
+        """Say how many objects there are, and list them."""
         total = NUMBERS[len(self.specs)]
         shapes = {spec.shape for spec in self.specs}
         colors = {spec.color for spec in self.specs}
@@ -203,7 +203,7 @@ def plural(noun: str) -> str:
 
 
 def with_article(words: str) -> str:
-    """Write "a" or "an" before a phrase, by its first sound (no word of the vocabulary breaks the vowel rule)."""
+    """Put "a" or "an" before a phrase, by its first letter: no word of the vocabulary is an exception."""
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
@@ -246,7 +246,7 @@ def _words_around_noun(spec: Spec, attributes: frozenset[str]) -> tuple[list[str
 
 
 def _direction(spec: Spec) -> tuple[str, str]:
-    """Say before or behind the noun where `spec` points."""
+    """Return the words for the direction of `spec`: those before the noun and those behind it."""
     if spec.orientation is None:
         return "", ""
     if spec.shape == "heart":
@@ -269,7 +269,7 @@ def place_of(spec: Spec) -> str | None:
 
 
 def relation(a: Spec, b: Spec) -> str | None:
-    """Say how `a` lies to `b` where nobody would doubt it, else None."""
+    """Say where `a` is relative to `b`, such as "above"; None if it is not clear."""
     right, down = b.x - a.x, b.y - a.y
     reach = 0.5 * (a.radius + b.radius)
     if abs(right) > max(0.22, 2 * abs(down), reach):

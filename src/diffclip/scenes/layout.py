@@ -1,4 +1,4 @@
-"""What is in a scene and where, drawn from one random stream before anything is painted."""
+"""The objects of a scene and their places, drawn from a random stream before anything is painted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Spec:
 
 
 def stream(name: str, split: str, seed: int, index: int) -> np.random.Generator:
-    """Make the random numbers of one purpose for one image, by (seed, split, index) alone.
+    """Make the random generator of one purpose (`name`) for one image; it depends on these arguments alone.
 
     Raises:
         InputError: an unknown split, or a seed or index outside 0 … 2³²−1.
@@ -129,7 +129,7 @@ def choose_kind(dice: Dice, background: str, shape: str | None = None) -> Spec:
 
 
 def _choose_detail(dice: Dice, shape: str, color: str, background: str) -> str | None:
-    """Draw a detail that shows here, if any; all letters together are as likely as any other detail."""
+    """Draw a detail that can be seen here, if any; all letters together are as likely as any other detail."""
     options = [name for name in COMMON_DETAILS if may_have(name, shape, color, background)]
     families = sorted({name.split()[0] for name in options})
     if not families:
@@ -153,7 +153,7 @@ def _choose_all(dice: Dice, count: int, background: str, shape: str | None) -> l
 
 
 def sized(spec: Spec, dice: Dice) -> Spec:
-    """Give `spec` a radius of its size and a slight tilt, as if put there by hand."""
+    """Give `spec` a random radius within its size and a slight tilt, as if it was placed by hand."""
     return replace(spec, radius=SIZES[spec.size] * dice.between(0.95, 1.05), tilt=dice.between(-0.09, 0.09))
 
 
@@ -193,7 +193,7 @@ def free_spot(reach: float, placed: Sequence[Spec], dice: Dice) -> tuple[float, 
 
 
 def scatter(count: int, specs: Sequence[Spec], dice: Dice) -> list[Spec]:
-    """Place `count` small distractors of shapes that no caption names, beside `specs` where there is room."""
+    """Place `count` small distractors of shapes that no caption names; they overlap others only if no spot is free."""
     placed = list(specs)
     for _ in range(count):
         radius = dice.between(*_DISTRACTOR_RADII)

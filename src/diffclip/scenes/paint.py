@@ -22,8 +22,8 @@ Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
 Color = tuple[float, float, float]
 
-_TILE = 4  # edge of a tile in images
-_SIDE = 0.36  # width left to something flat that is seen from the side
+_TILE = 4  # edge of a tile, in edges of an image
+_SIDE = 0.36  # width of a flat object seen from the side, as a share of its full width
 
 
 def _column(color: Color) -> Array:
@@ -56,13 +56,13 @@ def _ink(color: Color) -> Color:
 
 
 def _step(height: Array) -> Array:
-    """0 to 1 around height 0, one unit wide: the coverage of a pixel by an edge that far away."""
+    """Map heights from −0.5 … 0.5 to 0 … 1: the coverage of a pixel by an object whose edge is at that distance."""
     coverage: Array = np.clip(height + 0.5, 0, 1)
     return coverage
 
 
 def _pattern(texture: str, u: Array, v: Array, sharp: float) -> Array:
-    """How much of the second tone shows [h, w], 0 to 1; u, v in radii, `sharp` in pixels a radius."""
+    """Return the share of the second tone in each pixel [h, w], 0 to 1; u, v in radii, `sharp` in pixels per radius."""
     if texture == "striped":
         return _step(np.sin((u * 0.8 + v * 0.6) * (2 * math.pi / 0.6)) * (sharp * 0.1))
     if texture == "dotted":
@@ -72,7 +72,7 @@ def _pattern(texture: str, u: Array, v: Array, sharp: float) -> Array:
 
 @lru_cache(maxsize=256)
 def _lettering(text: str, height: int) -> Array:
-    """Coverage [h, w] of `text` whose capitals are `height` pixels high, cut close."""
+    """Return the coverage [h, w] of `text`, cropped tightly, with capitals about `height` pixels high."""
     scale = 4
     font = ImageFont.load_default(scale * height * 1.36)
     left, top, right, bottom = font.getbbox(text, stroke_width=scale * height * 0.035)
@@ -100,7 +100,7 @@ def _face(u: Array, v: Array, radius: float) -> Array:
 
 
 class Window:
-    """The part of an image around one object, and the object's distances in it (pixels, negative inside)."""
+    """The part of an image around one object, with each pixel's distance to its outline (pixels, negative inside)."""
 
     def __init__(self, spec: Spec, size: int) -> None:
         self.radius = spec.radius * size
@@ -129,7 +129,7 @@ class Window:
         return canvas[:, self.y0 : self.y1, self.x0 : self.x1]
 
     def mask(self, size: int) -> Mask:
-        """The mask of the object [size, size]: at least one pixel, however thin it is in a tiny image."""
+        """Return the object's mask [size, size]; it has at least one pixel, even for a thin object in a tiny image."""
         whole = np.zeros((size, size), np.bool_)
         whole[self.y0 : self.y1, self.x0 : self.x1] = self.distance <= max(0.0, float(self.distance.min()))
         return whole
@@ -163,7 +163,7 @@ def paint(canvas: Array, spec: Spec, color: Color | None = None) -> Mask:
 
 
 def _thicken(area: Array, spec: Spec, window: Window, rgb: Color) -> None:
-    """Paint the edge of a flat thing that is turned to the side, and count it to the object."""
+    """Paint the edge of a flat object that is seen from the side, and add the edge to the object's area."""
     height, width = window.distance.shape
     behind = window.distance
     for depth in (0.11, 0.22):
@@ -296,7 +296,7 @@ def _stone(rng: np.random.Generator, edge: int) -> Array:
 
 
 def _velvet(rng: np.random.Generator, edge: int) -> Array:
-    """Deep shifting colors that no named background has: the ground of recoloured images."""
+    """Paint the background of recoloured images: dark, shifting colors that no named background has."""
     return np.stack([70 + 55 * _mottle(rng, edge, 6, 2) for _ in range(3)], axis=-1)
 
 
@@ -320,7 +320,7 @@ def _tile(name: str, size: int) -> Array:
 
 
 def ground(name: str, size: int, dice: Dice) -> Array:
-    """Cut out a fresh background [3, size, size], values about 0 to 255: a crop under its own soft light."""
+    """Cut a background [3, size, size] out of its tile, and give it its own soft light; values are about 0 to 255."""
     left, top, flip, slope_x, slope_y, *gains = (dice.random() for _ in range(8))
     room = (_TILE - 1) * size
     x, y = int(left * room), int(top * room)

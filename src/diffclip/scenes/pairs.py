@@ -58,7 +58,7 @@ def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> Min
     """Draw pair number `index` of a pattern, the same for the same arguments.
 
     Raises:
-        InputError: an unknown pattern, an image below 16 pixels, or an index or seed out of range.
+        InputError: an unknown pattern, a size outside 16 to 8192 pixels, or an index or seed out of range.
     """
     if pattern not in _PLANS:
         raise unknown("pattern", pattern, PATTERNS)
@@ -95,7 +95,7 @@ def _two_kinds(dice: Dice, background: str) -> tuple[Spec, Spec]:
 
 
 def _beside(subject: Spec, dice: Dice, background: str) -> list[Spec]:
-    """Place `subject`, alone or with a small thing of another shape and color that stays the same."""
+    """Place `subject`, alone or with a small object of another shape and color, which is the same in both images."""
     others = []
     if dice.chance(0.5):
         other = choose_kind(dice, background, dice.pick([s for s in SHAPES if s != subject.shape]))
@@ -110,7 +110,7 @@ def _change(specs: Specs, **changes: str | float | None) -> list[Spec]:
 
 
 def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str | None = None) -> PairPlan:
-    """Name the first object of each image by color, shape and `attribute`, in the second image by `absent`."""
+    """Name the first object of each image by color, shape and `attribute`; in the second by `absent`, if given."""
     first_attributes, second_attributes = (
         COLOR | {name} if name else COLOR for name in (attribute, absent or attribute)
     )

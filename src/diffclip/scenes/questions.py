@@ -20,7 +20,7 @@ NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)
 ObjectKind = tuple[str, str]
 T = TypeVar("T")
 
-EACH = 3  # questions answered yes, and as many answered no, an image (as in POPE)
+EACH = 3  # questions per image with the answer yes, and as many with no (as in POPE)
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Question:
 class Topic(NamedTuple):
     """A topic of yes/no questions: kinds of objects ("a red star") or colors ("anything red").
 
-    `present` lists the things in an image, each once and in the objects' order. `absent` lists the others, those of
-    the sort of negatives first; its third argument is the things of most images, the most frequent first.
+    `present` lists the things in an image, each once, in the order of the objects. `absent` lists all other things
+    in the order for the sort of negatives; its third argument has the things of all images, most frequent first.
     """
 
     present: Callable[[Sequence[Spec]], list[Any]]
@@ -48,7 +48,7 @@ class Topic(NamedTuple):
 def _absent(
     everything: Sequence[Any], distance: Callable[[Any, Sequence[Any]], float]
 ) -> Callable[[Sequence[Any], Negatives, Sequence[Any], Dice], list[Any]]:
-    """Make `absent` of a topic from all of its things and the distance of a thing from those of an image."""
+    """Make a topic's `absent` from all its things and a function: the distance of a thing to the things of an image."""
 
     def absent(present: Sequence[Any], negatives: Negatives, often: Sequence[Any], dice: Dice) -> list[Any]:
         ranked = [*often, *everything] if negatives == "popular" else dice.shuffle(everything)
@@ -60,7 +60,7 @@ def _absent(
 
 
 def _distance_of_kinds(kind: ObjectKind, present: Sequence[ObjectKind]) -> float:
-    """Put kinds first whose two words are true of something in the image, but not of the same thing; then one word."""
+    """Return −2 if the color and the shape of `kind` both occur in the image, −1 if one of them does, else 0."""
     return -any(color == kind[0] for color, _ in present) - any(shape == kind[1] for _, shape in present)
 
 
@@ -83,10 +83,10 @@ TOPICS = {
 def questions(
     images: int = 500, negatives: Negatives = "random", seed: int = 0, topic: str = "kinds"
 ) -> list[Question]:
-    """Ask as many yes as no questions about each image, alternating: at most EACH, and no more than it has things.
+    """Ask pairs of a yes and a no question about each image: at most EACH, and at most one per thing in the image.
 
-    Absent things are drawn from all (`random`), are the most frequent ones of these images (`popular`), or are near to
-    the image's (`adversarial`): kinds that share its colors and shapes, colors by their distance in RGB.
+    The absent things are drawn from all (`random`), are the most frequent in these images (`popular`), or are similar
+    to things in the image (`adversarial`): kinds that share colors and shapes with them, or colors near to them in RGB.
 
     Raises:
         InputError: an unknown sort of negatives, fewer than one image, or a seed out of range.
@@ -108,7 +108,7 @@ def questions(
 
 
 def question_indices(images: int, seed: int = 0) -> list[int]:
-    """Find the first scenes of the test split with at least EACH kinds of object in them."""
+    """Find the indices of the first scenes of the test split that have at least EACH kinds of objects."""
     if images < 1:
         raise InputError(f"questions need at least one image, not {images}")
     enough = (index for index in count() if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH)

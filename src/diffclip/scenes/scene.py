@@ -81,13 +81,13 @@ def draw_scene(
     Args:
         index, seed: whole numbers from 0 to 2³²−1.
         split: train, val or test; splits share no scene.
-        size: edge of the image in pixels, 16 or more.
+        size: edge of the image in pixels, 16 to 8192.
         style: plain, or one of the shifts sketch, recoloured and noisy. Captions of sketch and recoloured
             images name no color, texture or background.
-        objects: how many objects, 1 to 4; None draws the number too.
+        objects: number of objects, 1 to 4; None draws it.
         shape: the shape of one object (of all when `objects` is 1); None draws it.
-        distractors: how many small objects of other shapes lie about, which no caption mentions. Everything else
-            is as without them.
+        distractors: number of small objects of other shapes, 0 to 64, which no caption mentions. Everything else
+            stays the same.
 
     Raises:
         InputError: an argument outside these ranges.
@@ -144,7 +144,7 @@ def compose(
 
 @lru_cache(maxsize=512)
 def _pastel(name: str, step: int) -> tuple[float, float, float]:
-    """A candy tone that the plain images lack; objects of one color keep one tone within an image."""
+    """Return a pastel tone that plain images lack; within an image, objects of one color get one tone."""
     hue = (sum(map(ord, name)) * 0.137 + step / 16) % 1.0
     red, green, blue = colorsys.hls_to_rgb(hue, 0.74, 0.78)
     return (255 * red, 255 * green, 255 * blue)

@@ -1,4 +1,4 @@
-"""Shapes as tables of signed distance, made once, from which any size, tilt and foreshortening is sampled."""
+"""Shapes as tables of signed distances. A table is made once; any size, tilt and squash is sampled from it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _DIAMOND = _mirrored((0, -1.16), (0.82, 0), (0, 1.16))
 
 
 def _polygon(corners: Points, x: Array, y: Array, rounding: float = 0.0) -> Array:
-    """Exact signed distance to a polygon [CELLS, CELLS], negative inside; `rounding` swells it round."""
+    """Return the exact signed distance [CELLS, CELLS] to a polygon, negative inside; `rounding` grows and rounds it."""
     nearest = np.full(x.shape, np.inf, np.float32)
     inside = np.zeros(x.shape, bool)
     for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True):
@@ -127,7 +127,7 @@ FORMS: dict[str, Callable[[Array, Array], Array]] = {
     "hook": lambda x, y: _polygon(_HOOK, x, y),
     "zigzag": lambda x, y: _polygon(_ZIGZAG, x, y),
 }
-"""Every drawable form, pointing up where it points: x and y grow right and down, in units of the radius."""
+"""Every drawable form; forms with a direction point up. x grows right, y grows down, in units of the radius."""
 
 
 @cache
@@ -149,9 +149,9 @@ def extent(form: str) -> float:
 def sample(
     form: str, width: int, height: int, x: float, y: float, radius: float, angle: float, squash: float = 1.0
 ) -> Array:
-    """Signed distance in pixels [height, width] of `form` centerd at (x, y) of that window.
+    """Return the signed distance in pixels, [height, width], to `form` centered at (x, y) of that window.
 
-    `angle` turns clockwise; `squash` below 1 narrows the width, as of a flat thing seen from the side.
+    `angle` turns clockwise, in radians; `squash` below 1 narrows the form, like a flat object seen from the side.
     """
     scale = CELLS / (2 * REACH * radius)
     cosine, sine = math.cos(angle) * scale, math.sin(angle) * scale

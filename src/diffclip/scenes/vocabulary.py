@@ -17,7 +17,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
     "brown": (124, 76, 44), "black": (36, 36, 42), "white": (250, 250, 247),
 }
 SIZES: dict[str, float] = {"small": 0.10, "medium": 0.148, "large": 0.205}
-"""Nominal radius as a share of the image's edge; drawn radii vary by 5 %, so the three never meet."""
+"""Nominal radius as a share of the image's edge; drawn radii vary by 5 %, so the three ranges never overlap."""
 TEXTURES = ("plain", "striped", "dotted", "checked")
 
 _DIRECTIONS = ("up", "right", "down", "left")
@@ -48,8 +48,8 @@ BACKGROUNDS: dict[str, Background] = {
 class Detail(NamedTuple):
     """A special feature of one object, such as a face or a gap.
 
-    `before` stands before the color and `after` behind the noun; `without` has both for an object
-    that lacks the detail. `hides` and `not_on` are colors and backgrounds on which it could not be seen.
+    `before` stands before the color, `after` behind the noun; `without` has the same two for an object that lacks the
+    detail. The detail could not be seen on an object of a color in `hides`, or on a background in `not_on`.
     """
 
     shapes: tuple[str, ...]
@@ -110,7 +110,7 @@ TEMPLATES = (
     *(f"a {word} {{c}}" for word in ("small", "medium-sized", "large", *TEXTURES)),
     *(f"a {color} {{c}}" for color in COLORS if color != "orange"),
 )
-"""Zero-shot prompts in the captions' wording; no article stands beside the name, so that each name fits."""
+"""Zero-shot prompts in the words of the captions. "a" never stands directly before the name, so every name fits."""
 COUNTS = (2, 3, 4)  # numbers of objects that captions state
 COUNT_TEMPLATES = ("{c} objects", "{c} shapes")  # zero-shot prompts for numbers, in the captions' words
 COLOR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
@@ -118,6 +118,6 @@ COLOR_TEMPLATES = tuple(f"a single {{c}} {shape}" for shape in SHAPES)
 
 
 def may_have(detail: str, shape: str, color: str, background: str) -> bool:
-    """Return whether `detail` can be seen on such an object before such a background."""
+    """Return whether `detail` can be seen on such an object on such a background."""
     entry = DETAILS[detail]
     return shape in entry.shapes and color not in entry.hides and background not in entry.not_on

@@ -1,7 +1,4 @@
-"""Write the built-in set as folders in clip_benchmark's layout, with minimal pairs and questions.
-
-Every file and folder appears whole or not at all.
-"""
+"""Write the built-in set as folders in clip_benchmark's layout, with minimal pairs and questions."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, q
 from diffclip.scenes.scene import Scene, Style, draw_scene
 from diffclip.scenes.vocabulary import COLOR_TEMPLATES, COLORS, COUNT_TEMPLATES, COUNTS, SHAPES, TEMPLATES
 
-SHARD = 1000  # images of a tar
-PAIRS = 60  # most minimal pairs per pattern
-QUESTIONED = 500  # most images with questions, as in POPE, and most with classes of pixels
-FORMAT = 2  # counts up when the same settings draw other images, so that older folders are not reused
-MANIFEST = "scenes.json"  # the file of the settings that decide every file of a folder
+SHARD = 1000  # images per tar
+PAIRS = 60  # maximum number of minimal pairs per pattern
+QUESTIONED = 500  # maximum number of images with questions, as in POPE, and with segmentation
+FORMAT = 2  # raised when the same settings give other images, so that older folders are not reused
+MANIFEST = "scenes.json"  # holds the settings, which determine every file of a folder
 
 QUESTION_IMAGES = "images"
-_KEYS = {"color": "colour", "center": "centre"}  # names in files, which stay as they are
+_KEYS = {"color": "colour", "center": "centre"}  # spelling of these names in files, which must not change
 
 SetKind = Literal["captions", "shapes", "colours", "counts", "segmentation"]
 DrawnSet = tuple[str, str, Style, int]  # a folder of shards: set, split, style and number of samples
@@ -73,31 +70,31 @@ def write_scenes(
 ) -> bool:
     """Write captions, classes, shifted classes, minimal pairs and questions below `folder`.
 
-    `captions/{train,val,test}` hold that many images. `shapes/{train,test}` hold about a quarter of `train`
-    and about `test` images with one object, the same number of each shape, and `colours` the same images
-    by color. `segmentation/test` holds at most QUESTIONED scenes of `captions/test` with the shape of each pixel.
-    `counts/test` holds about `test` scenes by their number of objects. `shapes-sketch`, `shapes-recoloured` and
-    `shapes-noisy` are `shapes/test` shifted; `mmvp` and `scenes-sugarcrepe` hold the same pairs, at most PAIRS per
-    pattern, and `questions` asks about at most QUESTIONED images, all three without distractors. Every file appears
-    whole or not at all: a folder left by a kill is completed by the next call.
+    `captions/{train,val,test}` hold that many images. `shapes/{train,test}` hold about a quarter of `train` and about
+    `test` images with one object, the same number of each shape. `colours` holds the same images, labeled by color.
+    `segmentation/test` holds at most QUESTIONED scenes of `captions/test` with the shape of each pixel. `counts/test`
+    holds about `test` scenes, labeled by their number of objects. `shapes-sketch`, `shapes-recoloured` and
+    `shapes-noisy` are shifted versions of `shapes/test`. `mmvp` and `scenes-sugarcrepe` hold the same pairs, at most
+    PAIRS per pattern. `questions` asks about at most QUESTIONED images. The last three have no distractors. Every file
+    appears whole or not at all, and the next call completes a folder that an interrupted call left behind.
 
     Args:
         size: edge of the images in pixels.
-        progress: called after each file with "images", how many more are done, and of how many.
-        workers: processes that draw; above 1 the caller's main module must be importable.
+        progress: called after each file with "images", the number of its images and the number of all.
+        workers: number of processes that draw; if above 1, the caller's main module must be importable.
         distractors: small objects in each image that no caption mentions, see `draw_scene`.
 
     Returns:
         True when something was drawn, False when the folder was complete with these settings already.
 
     Raises:
-        InputError: bad settings, a folder with other settings or other content, or a disk that refuses.
+        InputError: bad settings, a folder with other settings or other content, or a disk that cannot be written.
     """
     counts = {"train": train, "val": val, "test": test}
     for name, count in counts.items():
         if count < 1:
             raise InputError(f"{name} {count} is too few: give at least one image per split")
-    # other bad settings are refused before anything is written
+    # check the other settings before anything is written
     draw_scene(0, seed=seed, size=size, distractors=distractors)
     settings = {"size": size, **counts, "seed": seed, "format": FORMAT, "distractors": distractors}
     folder, sets = Path(folder), list(_sets(train, val, test))
@@ -106,9 +103,9 @@ def write_scenes(
     _check_folder(folder, settings, names)
     if all(job.target.exists() for job in jobs):
         return False  # the folder may be read-only
-    # another process would take the files that this one is writing for those of a kill
+    # without the lock, another process would remove our temporary files as leftovers of a killed process
     with others_wait(folder / ".lock"):
-        _check_folder(folder, settings, names)  # again: the other one may have drawn with other settings
+        _check_folder(folder, settings, names)  # again: others may have drawn meanwhile
         if all(job.target.exists() for job in jobs):
             return False
         with disk_errors(folder):
@@ -124,7 +121,7 @@ def write_scenes(
 
 
 def draw_built_in(workers: int = 1) -> None:
-    """Draw the built-in sets into the user's cache folder, unless they are there, with so many processes."""
+    """Draw the built-in sets into the user's cache folder with `workers` processes, unless they are there."""
     folder = built_in_folder()
     if not folder.exists():
         print(
@@ -137,14 +134,14 @@ def draw_built_in(workers: int = 1) -> None:
 
 
 def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) -> None:
-    """Raise unless `folder` holds scenes of the same settings, or nothing called as one of `names`."""
+    """Raise `InputError` if `folder` holds scenes with other settings, or other content with one of `names`."""
     manifest = folder / MANIFEST
     if not manifest.exists():
         if taken := [name for name in sorted(names) if (folder / name).exists()]:
             raise InputError(f"{folder} holds other things ({taken[0]}): choose an empty or new folder")
         return
     with explained(f"{manifest} cannot be read", f"remove {folder} or choose another folder"):
-        # folders from before there were distractors have none
+        # folders from before distractors existed lack this setting
         found = {"distractors": 0, **json.loads(manifest.read_text(encoding="utf-8"))}
     differing = [
         f"{name} {found.get(name)}" for name in sorted(settings) if found.get(name) != settings[name]
@@ -157,7 +154,7 @@ def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) ->
 
 
 def _sets(train: int, val: int, test: int) -> Iterator[DrawnSet]:
-    # the same number of each shape
+    # rounded up to multiples of the number of shapes, so that each shape is equally frequent
     learned, tested = (-(-count // len(SHAPES)) * len(SHAPES) for count in (-(-train // 4), test))
     for split, count in (("train", train), ("val", val), ("test", test)):
         yield "captions", split, "plain", count
@@ -231,10 +228,11 @@ def write_shard(
     distractors: int,
     indices: Iterable[int],
 ) -> None:
-    """Write a tar of captioned scenes, of single objects labeled with their shape (index modulo shapes) or color, of
-    scenes labeled with the number of their objects (index modulo COUNTS), or of scenes with the shape of each pixel.
+    """Write one shard, a tar of scenes with captions or labels.
 
-    "shapes" and "colours" hold the same images with other labels, and so do "captions" and "segmentation".
+    "shapes" and "colours" hold the same images of one object, labeled with its shape (index modulo shapes) or color.
+    "counts" holds scenes labeled with their number of objects (index modulo COUNTS). "segmentation" holds the images
+    of "captions" with the shape of each pixel.
     """
     single = kind in ("shapes", "colours")
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
@@ -266,7 +264,7 @@ def write_shard(
             if "cls" not in members:
                 members["txt"] = "\n".join(scene.captions).encode()
             for extension in sorted(members):
-                # as webdataset's writer makes it; no time, so that equal settings give equal bytes
+                # like webdataset's writer, but without a time, so that equal settings give equal bytes
                 member = tarfile.TarInfo(f"s{index:07d}.{extension}")
                 member.size, member.mode = len(members[extension]), 0o444
                 member.uname = member.gname = "bigdata"
@@ -274,7 +272,7 @@ def write_shard(
 
 
 def _pair_items(pairs: int, size: int, seed: int) -> Iterator[tuple[str, NDArray[np.uint8], str, str]]:
-    """Yield the images of so many pairs of each pattern: pattern, image, its statement, and that of the other image."""
+    """Yield pattern, image, its statement and the other image's statement, for `pairs` pairs of each pattern."""
     for pattern in PATTERNS:
         for index in range(pairs):
             pair = minimal_pair(pattern, index, seed, size)
@@ -283,7 +281,7 @@ def _pair_items(pairs: int, size: int, seed: int) -> Iterator[tuple[str, NDArray
 
 
 def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
-    """Write a folder as the published MMVP_VLM: images by pattern and number, and `Questions.csv`.
+    """Write a folder in the layout of the published MMVP_VLM: images by pattern and number, and `Questions.csv`.
 
     Two consecutive rows and images are a pair.
     """
@@ -323,7 +321,7 @@ def write_questions(
     """Write a folder with POPE's three question files (JSON lines) and the images that they ask about.
 
     Args:
-        progress: called after each image with "images", 1 and the number of all.
+        progress: called after each image with "images", 1 and the number of all images.
 
     Raises:
         InputError: no space or permission.

@@ -1,9 +1,9 @@
 """A folder of images that can be searched by text and by image.
 
-An index has two files: `images.jsonl` begins with a header, which says what the index is of and names the file of
-vectors. Each further line is an image: `{"path": …, "size": …, "mtime": …}`, with `fault` where it is not an image. The
-float16 vectors [N, D] are those of the lines without a fault, in order. Both files are written whole, the vectors
-first and under a new name: whoever reads the index finds the old pair or the new one.
+An index has two files. `images.jsonl` begins with a header, which names the folder, the model and the file of vectors.
+Each further line is a file: `{"path": …, "size": …, "mtime": …}`, with `fault` if it is not an image. The float16
+vectors [N, D] are those of the lines without a fault, in order. Both files are written whole, the vectors first and
+under a new name, so that a reader finds either the old pair or the new pair.
 
 Shapes: N images, D the width of the joint space.
 """
@@ -39,18 +39,18 @@ from diffclip.files import cache_folder, check_writable, disk_errors, write_atom
 from diffclip.model_source import Loaded
 
 LARGE = 1_000_000
-"""Vectors from which FAISS searches, if it is installed. A query over a million vectors of 512 numbers takes 50 ms
-instead of 150 ms on one core, but FAISS needs 0.7 s and a copy of the vectors to begin with."""
+"""Number of vectors from which FAISS is used, if installed. A query over a million vectors of 512 numbers takes 50 ms
+instead of 150 ms on one core, but FAISS first needs 0.7 s and a copy of the vectors."""
 _CHUNK = 256  # vectors; in float32 they stay in the cache of a core
 _SAVE_SECONDS, _SAVE_SHARE = 5.0, 0.05
 NAME = "images.jsonl"
 _FORMAT = 2
-_ABANDONED = 3600.0  # seconds after which a file that no index names was left by a process that was killed
+_ABANDONED = 3600.0  # seconds after which an unused file of a killed process is removed
 
 
 @dataclass(frozen=True)
 class About:
-    """The folder and the model of an index: `model` is a digest, `label` the model's name for people."""
+    """The folder and the model of an index: `model` is a digest, `label` the model's name for messages."""
 
     folder: str
     model: str
@@ -91,7 +91,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Update:
-    """Numbers of images that were added, changed and removed, the files that are not images, and all images now."""
+    """The numbers of added, changed and removed images, the files that are not images, and the number of images now."""
 
     added: int
     changed: int
@@ -101,26 +101,26 @@ class Update:
 
 
 class ImageIndex:
-    """The index of a folder's images by one model. Nothing is written before `update` has found an image.
+    """The index of a folder's images for one model. Nothing is written before `update` has found an image.
 
-    One thread may update while others search; they find what is embedded so far.
+    One thread may update while others search; they find the images of the last save.
     """
 
     def __init__(self, folder: str | Path, loaded: Loaded, place: str | Path | None = None) -> None:
-        """Open the index as the last update left it, an empty one where there is none.
+        """Open the index as the last update left it, or an empty index if there is none.
 
         Args:
-            folder: images, at any depth.
+            folder: folder of images, searched with all its subfolders.
             loaded: the model, on any device. Each model has an index of its own.
             place: the folder of the index; None: in the user's cache folder.
 
         Raises:
-            InputError: `place` holds something else, or the index of another folder or model; the index is damaged.
+            InputError: `place` holds other files, or the index of another folder or model; the index is damaged.
         """
         self.folder = Path(folder).resolve()
         self.loaded = loaded
         config, transform = loaded.model.config, loaded.preprocess
-        # tells the model and its preparation of images from others
+        # identify the model and its preprocessing of images
         parts = {
             "config": config.model_dump(mode="json"),
             "weights": weights_digest(loaded.model),
@@ -138,18 +138,18 @@ class ImageIndex:
         return len(self._contents.found)
 
     def faults(self) -> list[Fault]:
-        """The files that are not images, or damaged ones."""
+        """Return the files that are not images or are damaged."""
         return [Fault(file.path, file.fault) for file in self._contents.faulty]
 
     def update(self, progress: Progress | None = None, batch_size: int = 64, workers: int = 0) -> Update:
         """Embed files that are new or changed in size or time, and remove deleted files.
 
-        The index is saved every few seconds, so that an update that is stopped goes on from there.
+        The index is saved every few seconds, so that the next update continues from there if this one is stopped.
 
         Args:
-            progress: called with "images", how many more are done, and of how many.
-            batch_size: images at once.
-            workers: processes that read images ahead; 0 reads in this one.
+            progress: called with "images", the number done since the last call, and the total.
+            batch_size: images per batch.
+            workers: processes that read images ahead; 0 reads in this process.
 
         Raises:
             InputError: there is no image in the folder (the index then stays as it is), the index cannot be written, or
@@ -194,7 +194,7 @@ class ImageIndex:
     def _save(
         self, found: list[ImageFile], vectors: list[NDArray[np.float16]], faulty: list[ImageFile]
     ) -> NDArray[np.float16]:
-        """Write the index and let searches see it; its vectors [N, D] in one array."""
+        """Write the index, let searches see it, and return its vectors [N, D] in one array."""
         contents = Contents(list(found), np.concatenate(vectors), list(faulty), self._contents.name)
         self._contents = _write_index(self.place, self._about, contents)
         return contents.vectors
@@ -211,7 +211,7 @@ class ImageIndex:
             return self._nearest(checked(features, "images"), top)
 
     def _nearest(self, query: Tensor, top: int) -> list[Hit]:
-        """The hits for a unit vector [1, D]."""
+        """Find the images nearest to a unit vector [1, D], at most `top`, best first."""
         contents = self._contents
         scores, rows = self._best(contents, query[0].float().cpu(), min(top, len(contents.found)))
         # rounding to float16 may lift the cosine of an image with itself above 1
@@ -222,7 +222,7 @@ class ImageIndex:
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
 
     def _best(self, contents: Contents, query: Tensor, top: int) -> tuple[list[float], list[int]]:
-        """The highest `top` cosines with `query` [D], and their rows. Every vector is compared."""
+        """Return the `top` highest cosines with `query` [D], and their rows. Every vector is compared."""
         vectors = contents.vectors
         if len(vectors) >= LARGE and importlib.util.find_spec("faiss"):
             import faiss
@@ -230,7 +230,7 @@ class ImageIndex:
             if self._faiss is None or self._faiss[0] is not contents:
                 codes = faiss.ScalarQuantizer.QT_fp16
                 made = faiss.IndexScalarQuantizer(vectors.shape[1], codes, faiss.METRIC_INNER_PRODUCT)
-                # an entry of a float16 quantizer is the number itself
+                # the codes of a float16 quantizer are the float16 numbers themselves
                 made.add_sa_codes(np.ascontiguousarray(vectors).view(np.uint8))
                 self._faiss = contents, made
             scores, rows = self._faiss[1].search(query.numpy()[None], top)
@@ -256,7 +256,7 @@ class _Images(Dataset[tuple[ImageFile, Tensor | None]]):
             return file, self.transform(read_image(self.folder / file.path, file.path))
         except InputError as error:
             cause = error.__cause__ or error.__context__
-            # the system could not read the file, which says nothing about its content: mtime −1 is never up to date
+            # if the system could not read the file, its content may be good: with mtime −1 the next update tries again
             unread = isinstance(cause, OSError) and cause.errno is not None
             fault = sample_fault(file.path, error).reason
             return replace(file, fault=fault, mtime=-1 if unread else file.mtime), None
@@ -271,7 +271,7 @@ def _collate(items: list[tuple[ImageFile, Tensor | None]]) -> tuple[list[ImageFi
 
 
 def _look_up(folder: Path) -> dict[str, ImageFile]:
-    """The image files below `folder` by their path in it, with sizes and times."""
+    """Find the image files below `folder`: path in the folder → file with size and time."""
     now = {}
     for path in find_images([folder]):
         name = str(path.relative_to(folder))
@@ -279,8 +279,8 @@ def _look_up(folder: Path) -> dict[str, ImageFile]:
             status = path.stat()
             now[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
         except OSError:
-            now[name] = ImageFile(name, 0, -1)  # `read_image` has words for it
-    if all(file.mtime == -1 for file in now.values()):  # a disk that is away must not cost the index
+            now[name] = ImageFile(name, 0, -1)  # `read_image` explains the fault
+    if all(file.mtime == -1 for file in now.values()):  # keep the index if the disk is not mounted
         raise InputError(
             f"none of {len(now)} images in {folder} can be read: check that their disk is mounted and that "
             "links have targets"
@@ -293,7 +293,7 @@ def _is_same(known: ImageFile | None, file: ImageFile) -> bool:
 
 
 def _read_index(place: Path, about: About) -> Contents:
-    """Read the index in the folder `place`; empty where there is none. Nothing is written."""
+    """Read the index in the folder `place`, or return an empty index if there is none. Nothing is written."""
     if not (place / NAME).is_file():
         with disk_errors(place):
             if place.exists() and not all(map(_is_part, place.iterdir())):
@@ -347,5 +347,5 @@ def _write_index(place: Path, about: About, contents: Contents) -> Contents:
 
 
 def _is_part(file: Path) -> bool:
-    """Tell whether a first save that was killed may have left the file."""
+    """Tell whether a save that was killed may have left the file."""
     return file.suffix == ".tmp" or file.match("vectors-*.npy")

@@ -1,2 +1,2 @@
-"""A study: models × inits × seeds as a grid of runs, each with the same data order and budget for all models of a
-seed, after a sweep that gives each kind of model the learning rate and the weight decay that suit it."""
+"""A study: a grid of runs over models, inits and seeds. All models of a seed have the same data order and budget.
+First, a sweep chooses the learning rate and the weight decay for each kind of model."""

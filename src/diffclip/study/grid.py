@@ -1,7 +1,7 @@
-"""The grid of a study, brought to its end from wherever it is: the sweep, then the models and ablations.
+"""Do all runs of a study, or those that are left: first the sweep, then the models and ablations.
 
 Each run has a process of its own. The processes are forked from a server that has imported torch once, which saves
-seconds and memory per run. They end with the study, however it ends: a stopped run continues from its checkpoint.
+seconds and memory per run. They end whenever the study ends; a stopped run continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ PRELOADED = (
     *("diffclip.training.run", "diffclip.evaluation.run", "diffclip.study.grid"),
 )
 """Modules that the server imports once for the processes of all runs; lightning alone takes seconds."""
-# signals to a whole job, and Ctrl-C, which would end the server and with it all runs before they are saved
+# signals to a whole job, and Ctrl-C: they would end the server, and with it all runs before they are saved
 _OF_A_JOB = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 _STOPPED = StoppedError.exit_code
 _GRACE = 60.0  # seconds that a run has to save and leave
 _POLL = 0.5  # seconds
 _TIMING = {"cpu": 400.0, "cuda": 60.0}  # seconds for timing a step of all arms
-_DRAWS = 3  # of each task that draws at random
-_BATCH = 256  # images of the evaluation at once
+_DRAWS = 3  # number of draws of each task that draws at random
+_BATCH = 256  # images per batch of the evaluation
 
 
 class Ended(NamedTuple):
-    """The end of a process: what its work returned, or the exit code and the line of its failure."""
+    """The end of a process: the result of its work, or the exit code and message of its failure."""
 
     result: Any = None
     code: int = 0
@@ -80,9 +80,9 @@ class Ended(NamedTuple):
 
 
 class Worker:
-    """A process that does `work(*arguments)` and prints to the file `log`. `work` is a function at the top of a module.
+    """Run `work(*arguments)` in a process that prints to the file `log`. `work` must be a module-level function.
 
-    `connection` can be waited for, and is ready when the process ends.
+    `connection` becomes ready when the process ends.
     """
 
     def __init__(self, log: Path, threads: int, work: Callable[..., object], *arguments: object) -> None:
@@ -97,7 +97,7 @@ class Worker:
         theirs.close()
 
     def join(self) -> Ended:
-        """Wait for the end of the process, and say how it ended."""
+        """Wait for the end of the process, and return how it ended."""
         try:
             ended: Ended | None = self.connection.recv()
         except (EOFError, OSError):
@@ -140,8 +140,8 @@ def _work(
 def train_and_evaluate(
     recipe: Recipe, run: Path, entries: Sequence[Entry], sets: Path, device: str, threads: int
 ) -> dict[str, Any]:
-    """Train `recipe` in the folder `run`, or go on there, and measure its best checkpoint; return `diverged` (the step,
-    or None) and `suite_seconds`."""
+    """Train `recipe` in the folder `run`, or resume it there, and evaluate its best checkpoint with `entries`. Return
+    `diverged` (the step, or None) and `suite_seconds`."""
     torch.set_num_threads(threads)
     try:
         train(recipe, run, True, Hardware(accelerator="cuda" if device == "cuda" else "cpu"))
@@ -157,16 +157,15 @@ def train_and_evaluate(
         if measured.error:
             raise type(measured.error)(f"{measured.entry} failed: {measured.error}")
         print(f"{measured.entry}: {measured.seconds:.1f} s", flush=True)
-        # also of what an earlier call measured
+        # includes results that an earlier call measured
         seconds += measured.records[0].seconds or 0.0
     return {"diverged": None, "suite_seconds": round(seconds, 2)}
 
 
 @dataclass
 class Tally:
-    """The progress of a study: how many of the wanted runs are done, the failures of this call by run, and what
-    stopped it before the end ("time", or the signal's number).
-    """
+    """The progress of a study: the numbers of wanted and finished runs, the failures of this call by run, and what
+    stopped the study before its end ("time", or the signal's number)."""
 
     total: int
     done: int = 0
@@ -181,14 +180,14 @@ def run_study(
     groups: Collection[Group] = GROUPS,
     seconds: float | None = None,
 ) -> Tally:
-    """Do the runs of `groups` that are not finished, after timing a step of every arm.
+    """Time a step of every arm, then do the runs of `groups` that are not finished.
 
     Args:
         say: gets a line when a run starts and when it ends.
-        seconds: from now on; then runs are asked to save and stop.
+        seconds: the time from now after which runs are asked to save and stop.
 
     Raises:
-        InputError: the folders cannot be used, or models are wanted and the sweep has not been done.
+        InputError: the folders cannot be used, or models or ablations are wanted and the sweep is not finished.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     with disk_errors(place.runs):
@@ -204,7 +203,7 @@ def run_study(
             timed = read_timing(place.output).keys() >= study.arms.keys()
             if not timed and deadline - time.monotonic() > timing:
                 say("timing a training step of every arm, in turns")
-                with suppress(StoppedError):  # the grid sees what was asked
+                with suppress(StoppedError):  # the grid checks `stop.asked`
                     time_arms(study, place.output, place.device, place.threads, timing)
             elif not timed:
                 say("step times not measured, as the time is too short: raise --minutes")
@@ -214,7 +213,7 @@ def run_study(
 
 @dataclass
 class _Grid:
-    """The work of one `diffclip study`. A thread waits for each process, and changes shared state with `lock`."""
+    """The work of one `diffclip study`. A thread waits for each process, and holds `lock` to change shared state."""
 
     study: Study
     place: Place
@@ -226,7 +225,7 @@ class _Grid:
     lock: Any = field(default_factory=threading.Lock)
 
     def do(self, groups: Collection[Group]) -> Tally:
-        """Do the sweep if it is wanted, then what it decides."""
+        """Do the sweep if it is wanted, then the runs with the settings that it chose."""
         study, lines = self.study, self.folder.runs
         self.wanted = plan(study, lines, groups)[0]
         self.tally = Tally(len(self.wanted))
@@ -243,7 +242,7 @@ class _Grid:
         return self.tally
 
     def _draw(self, groups: Collection[Group]) -> None:
-        """Draw what runs would draw at the same time: the scenes to train on, and the built-in sets."""
+        """Draw the scenes to train on and the built-in sets, before several runs need them at the same time."""
         if self.study.scenes is not None:
             place, drawn = self.place.runs / SCENES, self.study.scenes.model_dump()
             if write_scenes(place, workers=cores(), **drawn):
@@ -252,7 +251,7 @@ class _Grid:
             draw_built_in(cores())
 
     def _do_all(self, runs: Sequence[Planned]) -> None:
-        """Do `runs`, as many at a time as there are workers, until the study is asked to stop."""
+        """Do `runs`, `place.workers` at a time, until the study is asked to stop."""
         left = [run for run in runs if not run.is_finished(self.folder.runs)]
         self.tally.done += len(runs) - len(left)
         kill_at = math.inf
@@ -268,20 +267,20 @@ class _Grid:
                                 worker.process.terminate()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for worker in list(self.going):  # their threads take them out meanwhile
+                for worker in list(self.going):  # a copy, because the threads remove workers meanwhile
                     worker.process.kill()
         for future in futures:
             if not future.cancelled():
                 future.result()
 
     def _is_stopped(self) -> bool:
-        """Note in the tally what stops the study: a signal, or the end of its time."""
+        """Tell whether the study must stop, and note the reason in the tally: a signal, or the end of its time."""
         if self.tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
             self.tally.stopped = self.stop.asked or "time"
         return self.tally.stopped is not None
 
     def _do_run(self, planned: Planned) -> None:
-        """Do a run in a process, once more if the process fails."""
+        """Do a run in a process; if the process fails, try once more."""
         started = time.monotonic()
         for attempt in (1, 2):
             with self.lock:
@@ -293,7 +292,7 @@ class _Grid:
             with self.lock:
                 self.going.remove(worker)
                 if self._is_stopped():
-                    # an interrupt may end in any error; the next call tells a true one
+                    # a stop may cause any error; a real error comes again in the next call
                     ended = Ended(code=_STOPPED) if ended.code == 1 else ended
                 elif attempt == 1 and ended.code in (1, _STOPPED):
                     self.say(f"{planned.name}: {ended.line or 'stopped from outside'}; tried once more")
@@ -302,7 +301,7 @@ class _Grid:
                 return
 
     def _start(self, planned: Planned) -> Worker:
-        """Start a run, or go on with it."""
+        """Start a run or resume it; a run with other settings in its folder is removed first."""
         place, study, run = self.place, self.study, self.place.runs / planned.name
         how = "goes on" if run.exists() else "started"
         if run.exists() and _is_of_others(run, planned):
@@ -315,7 +314,7 @@ class _Grid:
         return Worker(run.with_name(f"{run.name}.log"), place.threads, *work)
 
     def _count(self, planned: Planned, ended: Ended, took: float) -> None:
-        """Add a finished run to the study's folder, and tell what came of it."""
+        """Add a finished run to the study's folder, and report its result or failure."""
         tally, name, run = self.tally, planned.name, self.place.runs / planned.name
         if ended.code == _STOPPED:
             self.say(f"{name}: stopped; the next call resumes it")
@@ -342,10 +341,10 @@ class _Grid:
 
 
 def _is_of_others(run: Path, planned: Planned) -> bool:
-    """Tell whether the run's folder holds a run of other settings or data, or remains without a recipe."""
+    """Tell whether the folder holds a run of other settings or data, or leftovers without a readable recipe."""
     try:
         found = read_recipe(run / "recipe.yaml")
-        if planned.recipe.precision == "auto":  # a run's own recipe has what this machine made of it
+        if planned.recipe.precision == "auto":  # the run's own recipe has the resolved precision
             found = found.model_copy(update={"precision": "auto"})
         return settings_digest(found) != planned.digest
     except InputError:

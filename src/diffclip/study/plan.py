@@ -1,4 +1,4 @@
-"""The runs of a study: names, settings, order, the choice that the sweep makes, and the place that they are done in."""
+"""The runs of a study: their names, settings and order, the choice of the sweep, and the place of the runs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 Settings = Mapping[str, float]
 """The choice of a sweep for an arm: `lr` and `weight_decay`; empty for the recipe's own."""
 SCENES = "scenes"
-"""The folder in RUNS of the scenes that a study draws."""
-_ON_A_GPU = 14  # runs that share a GPU: small models leave most of it idle
-# keys that change nothing about the numbers of a run; the data is told by its folder's name, wherever it lies
+"""The folder below RUNS for the scenes that a study draws."""
+_ON_A_GPU = 14  # maximum of runs that share a GPU: a small model leaves most of it idle
+# keys that do not change a run's numbers; the last two parts of a path identify the data, so folders may be moved
 _FREE = {"attention_backend", "checkpoint_every", "compile", "wandb"}
 _FREE_OF_DATA = {"train", "val", "workers", "memory", "cache", "cache_gb", "timeout"}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run to be done. `name` is its folder below RUNS. `recipe` has its data in the working folder. `suite` is what
-    the run is evaluated with (None in a sweep). `digest` tells its settings from others."""
+    """A run to be done. `name` is its folder below RUNS. `recipe` expects the data in the working folder. `suite` names
+    the suite of the evaluation (None in a sweep). `digest` identifies the settings."""
 
     group: Group
     arm: str
@@ -48,7 +48,7 @@ class Planned:
     digest: str
 
     def is_finished(self, lines: Mapping[str, Line]) -> bool:
-        """Tell whether the run is finished with these settings, by the study's runs."""
+        """Tell whether `lines`, the finished runs of the study, include this run with the same settings."""
         line = lines.get(self.name)
         return line is not None and line["recipe"] == self.digest
 
@@ -68,7 +68,7 @@ def sweep_runs(study: Study) -> list[Planned]:
 
 
 def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
-    """List the runs of the grids, seed by seed, so that a grid cut short has whole seeds.
+    """List the runs of the grids, seed by seed, so that an interrupted grid has complete seeds.
 
     Args:
         chosen: the settings of each swept arm; empty keeps those of the recipe.
@@ -82,10 +82,10 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
 
 
 def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
-    """Choose the settings with the best mean score over the sweep's seeds for each swept arm; of equal ones the first.
+    """Choose for each swept arm the settings with the best mean score over the sweep's seeds (the first if equal).
 
-    A run that diverged rules its settings out. Empty without a sweep. A run of the sweep that is not finished, or an
-    arm of which all settings diverged, raises `InputError`.
+    A run that diverged rules its settings out. Without a sweep the result is empty. `InputError` is raised if a run of
+    the sweep is not finished, or if all settings of an arm diverged.
     """
     scores: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in sweep_runs(study):
@@ -107,8 +107,8 @@ def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
 def plan(
     study: Study, lines: Mapping[str, Line], groups: Collection[Group] = GROUPS
 ) -> tuple[list[Planned], dict[str, Settings]]:
-    """List the runs of `groups` in order, and return what the sweep chose; before its end nothing is chosen, and the
-    runs of the grids have settings that only stand in."""
+    """List the runs of `groups` in order, and return what the sweep chose. Before the end of the sweep nothing is
+    chosen, and the runs of the grids have provisional settings."""
     try:
         chosen = choose(study, lines)
     except InputError:
@@ -117,8 +117,8 @@ def plan(
 
 
 def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers: int) -> float | None:
-    """Estimate the time of `runs`: each takes the median of the finished ones of its group, or of the slowest group.
-    None before a run is finished."""
+    """Estimate the time of `runs`: each takes the median of the finished runs of its group, or, if there are none, of
+    the slowest group. None before any run is finished."""
     took: dict[str, list[float]] = defaultdict(list)
     for line in lines.values():
         if line["diverged"] is None and line["seconds"] is not None:
@@ -138,7 +138,7 @@ def settings_digest(recipe: Recipe) -> str:
 
 
 def _portable(value: Any) -> Any:
-    """Paths by their last two parts."""
+    """Shorten paths to their last two parts."""
     if isinstance(value, str):
         return "/".join(Path(value).parts[-2:])
     if isinstance(value, list):
@@ -148,7 +148,7 @@ def _portable(value: Any) -> Any:
 
 def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings) -> Planned:
     changes: dict[str, Any] = {**settings, "seed": seed}
-    own = study.arms[arm].change  # stands over the settings
+    own = study.arms[arm].change  # takes precedence over the settings
     recipe = study.recipes[arm].model_copy(update={k: v for k, v in changes.items() if k not in own})
     name, suite = f"{group}/{arm}-s{seed}", None
     if group == "sweep":
@@ -160,9 +160,8 @@ def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings
 
 @dataclass(frozen=True)
 class Place:
-    """The folders of the published sets (`data`), of the runs and of the results (`output`), and how runs are done:
-    so many `workers` at a time on a `device` ("cpu" or "cuda"), with so many `threads` each.
-    """
+    """The folders of the published sets (`data`), of the runs and of the results (`output`). Up to `workers` runs share
+    the `device` ("cpu" or "cuda"), with `threads` each. `keep` keeps the checkpoints of finished runs."""
 
     data: Path
     runs: Path
@@ -183,13 +182,13 @@ class Place:
         return planned.recipe.model_copy(update={"data": planned.recipe.data.model_copy(update=data)})
 
     def entries(self, study: Study, planned: Planned) -> list[Entry]:
-        """Return what a trained run is measured with: the entries of its suite whose sets are there."""
+        """Return the entries that a trained run is evaluated with: those of its suite whose sets are available."""
         found = SUITES[planned.suite] if planned.suite else ()
         return [entry for entry in found if not left_out(study, self, [entry])]
 
 
 def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
-    """Return how many runs of any of `recipes` at a time suit a device: one on a CPU; a GPU has to hold them all."""
+    """Return how many runs of `recipes` to do at a time: one on a CPU; as many as a GPU and the cores allow."""
     if device != "cuda":
         return 1
     memory = 0.9 * torch.cuda.get_device_properties(0).total_memory
@@ -198,8 +197,8 @@ def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
 
 
 def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> None:
-    """Check that the runs of `groups` can be done; nothing is written or drawn. `InputError` names a missing package,
-    all missing data, or a folder that cannot be used."""
+    """Check that the runs of `groups` can be done, without writing or drawing anything. `InputError` names a missing
+    package, all missing data, or a folder that cannot be used."""
     require_group("train", "lightning", "tensorboard")
     check_writable(place.runs / ".lock")
     check_writable(place.output / RUNS_FILE)
@@ -221,7 +220,7 @@ def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
 
 
 def left_out(study: Study, place: Place, entries: Iterable[Entry]) -> list[str]:
-    """List the sets of `entries` without which runs are measured: they are not in `data`, and no command downloads
+    """List the sets of `entries` that the evaluation leaves out: they are not in `data`, and no command downloads
     them."""
     missing = {} if study.scenes else missing_of(entries, place.data)
     return [name for name in missing if name not in PUBLISHED]

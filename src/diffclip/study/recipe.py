@@ -1,8 +1,8 @@
 """The recipe of a study: a training recipe, the arms that are trained with changes to it, and the seeds.
 
 An arm is a model with an init, or one factor changed. Learning rate and weight decay are swept first, for the arms in
-`sweep.arms` and with seeds that no reported run has. Every other arm takes the settings of a swept arm: the one that it
-names, else DiffCLIP's where a tower has differential attention, else CLIP's.
+`sweep.arms` and with seeds that no reported run has. Every other arm takes the settings of a swept arm: the arm in its
+`settings`, else DiffCLIP if one of its towers has differential attention, else CLIP.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _each_once(values: list[Any]) -> list[Any]:
 
 
 class Sweep(Keys):
-    """Every learning rate with every weight decay and seed, for each arm in `arms`; the best mean score wins."""
+    """Every combination of learning rate, weight decay and seed for each arm in `arms`; the best mean score wins."""
 
     lr: list[float] = Field(min_length=1)
     weight_decay: list[float] = Field(min_length=1)
@@ -76,7 +76,7 @@ class Grid(Keys):
 
 
 class Scenes(Keys):
-    """The built-in set, drawn before the first run."""
+    """The settings of the scenes that are drawn before the first run."""
 
     train: int = Field(gt=0)
     val: int = Field(gt=0)
@@ -94,14 +94,14 @@ class Primary(Keys):
     task: str = "validation"
     dataset: str = ""
     metric: str = "score"
-    alone: bool = True  # False: it is over several studies, and the page of this one has none
+    alone: bool = True  # False: the endpoint spans several studies, so this study's page has none
 
 
 class Study(Keys):
-    """All that decides a study.
+    """Everything that decides a study.
 
-    `recipe` is the recipe of the runs and `data` the set that they are trained on (its splits train and val). Read with
-    `read_study`, `primary.dataset` and `contrasts` are filled in.
+    `recipe` is the recipe of the runs, and `data` the set that they are trained on (its splits train and val). If
+    `primary.dataset` or `contrasts` are missing, they are filled in.
     """
 
     title: str
@@ -124,7 +124,7 @@ class Study(Keys):
                 raise ValueError(
                     f"{', '.join(sorted(twice))} is an arm of models and of ablations: leave one out"
                 )
-        else:  # a model may be against an ablation, and `ablations=null` leaves them all out
+        else:  # `ablations=null` removes the ablations that a model may be against
             for arm in self.models.arms.values():
                 if arm.against not in self.models.arms:
                     arm.factor = arm.against = None
@@ -161,8 +161,8 @@ class Study(Keys):
 
     @cached_property
     def recipes(self) -> dict[str, Recipe]:
-        """The training recipe of each arm, before settings and seed, with data in the working folder; `InputError`
-        names an arm that cannot be trained."""
+        """The training recipe of each arm, without the sweep's settings and the seed, with data in the working folder.
+        `InputError` names an arm that cannot be trained."""
         data = {f"data.{split}": f"{self.data}/{split}" for split in ("train", "val")}
         found = {}
         for name, arm in self.arms.items():
@@ -175,7 +175,8 @@ class Study(Keys):
         return found
 
     def tuned_as(self, arm: str) -> str:
-        """Find the swept arm whose settings the arm takes: itself, or the one for its kind of attention."""
+        """Find the swept arm whose settings the arm takes: itself, the arm in its `settings`, or DiffCLIP or CLIP,
+        depending on the attention of its towers."""
         if self.sweep is None or arm in self.sweep.arms:
             return arm
         config = self.recipes[arm].config()
@@ -191,7 +192,7 @@ class Study(Keys):
 
 
 def _check_primary(study: Study) -> None:
-    """See that each run will measure the primary endpoint, or raise `InputError`."""
+    """Raise `InputError` if the runs would not measure the primary endpoint."""
     from diffclip.report.names import METRICS
 
     primary, suite = study.primary, study.models.suite
@@ -210,8 +211,8 @@ def _check_primary(study: Study) -> None:
 
 
 def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
-    """Read the study in a file, or the built-in one of that name, with `key=value` changes (`models.seeds=[0, 1]`). No
-    such file, no study, an unknown key or model, and arms that do not fit together raise `InputError`."""
+    """Read the study in a file, or the built-in study of that name, with `key=value` changes (`models.seeds=[0, 1]`).
+    A missing file, no study, an unknown key or model, and arms that do not fit together raise `InputError`."""
     path = find_recipe(source, "study_")
     fields = recipe_fields(path, changes)
     if "models" not in fields:

@@ -1,7 +1,8 @@
 """The folder of a study: study.yaml, runs.jsonl, results.jsonl, curves.jsonl and timing.json.
 
-One process writes it. A finished run is added to all files, each written whole, to runs.jsonl last: a run without a
-line there is not finished, whatever else a kill left. Nothing at the top here imports torch, as reports read studies.
+One process writes it. A finished run is added to all files, each written whole, and to runs.jsonl last. So a run
+without a line there is not finished, even if a killed process left lines elsewhere. The imports at the top do not
+import torch, because reports read studies.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "study.yaml", "runs.jsonl", "c
 Line = dict[str, Any]
 """A line of runs.jsonl: the facts about a finished run."""
 
-_POINTS = 50  # of a curve
+_POINTS = 50  # points per curve
 
 
 class StudyFolder:
-    """The study's folder at `path`; `runs` are the lines of runs.jsonl by run."""
+    """The study's folder at `path`; `runs` has the lines of runs.jsonl by the name of the run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.runs: dict[str, Line] = {line["run"]: line for line in read_lines(path / RUNS_FILE)}
 
     def check(self, study: Study) -> None:
-        """Check, without writing anything, that the folder is this study's or nobody's: `InputError` names a key that
-        all runs depend on and that has another value there."""
+        """Check, without writing anything, that the folder holds this study or none. `InputError` names a key that all
+        runs depend on and that has another value there."""
         if not (self.path / STUDY_FILE).is_file():
             return
         before = _fixed(read_study_file(self.path))
@@ -63,13 +64,13 @@ class StudyFolder:
         write_text(self.path / STUDY_FILE, study.to_yaml())
 
     def add(self, line: Line, records: Iterable[Record], curve: Line) -> None:
-        """Add a finished run in place of an earlier one of that name."""
+        """Add a finished run, in place of an earlier run of that name."""
         name, arm, seed = line["run"], line["arm"], line["seed"]
         if line["group"] != "sweep":
             file = self.path / RESULTS_FILE
             kept = read_records(file) if file.is_file() else []
             kept = [record for record in kept if (record.model, record.seed) != (arm, seed)]
-            write_text(file, to_lines(with_averages([*kept, *records])))  # as of one version of the code
+            write_text(file, to_lines(with_averages([*kept, *records])))  # averages of one code version
             curves = [other for other in read_lines(self.path / CURVES_FILE) if other["run"] != name]
             _write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
@@ -84,12 +85,12 @@ def saved_curves(folders: Iterable[Path]) -> list[Line]:
 
 
 def read_study_file(folder: Path) -> dict[str, Any]:
-    """Read the fields of the study in `folder`, or raise `InputError` where its file is none."""
+    """Read the fields of the study in `folder`; a file without a study raises `InputError`."""
     return read_fields(folder / STUDY_FILE, "study", "remove it, or give another folder")
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read the step times of a study's arms, see `diffclip.study.timing.time_arms`; empty where there are none."""
+    """Read the step times of a study's arms (see `diffclip.study.timing.time_arms`); empty if there are none."""
     file = folder / TIMING_FILE
     return dict(json.loads(file.read_text("utf-8"))["arms"]) if file.is_file() else {}
 
@@ -163,7 +164,7 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
 
 
 def _short(record: Record, planned: Planned) -> Record:
-    """The record with the name of its arm, and six significant digits."""
+    """Return the record with its arm, seed and weights, rounded to six significant digits."""
     numbers = {name: getattr(record, name) for name in ("value", "low", "high", "chance", "seconds")}
     rounded = {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
     return record.model_copy(update=_whose(planned) | rounded)
@@ -183,8 +184,8 @@ def _parameters(recipe: Recipe) -> int:
 
 
 def _fixed(study: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys under other values of which runs were trained on other data, measured on other tasks, or judged
-    by another endpoint."""
+    """Return the keys that must not change in a study's folder: with other values, runs have other training data, other
+    tasks or another primary endpoint."""
     from diffclip.study.recipe import Primary
 
     found = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}

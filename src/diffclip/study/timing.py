@@ -1,4 +1,4 @@
-"""The time of a training step of each arm, measured alone: all arms take turns in one process that has the machine."""
+"""Measure a training step of each arm: all arms take turns in one process, which has the machine to itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from diffclip.training.distributed import native_precision
 from diffclip.training.losses import make_criterion
 from diffclip.training.recipe import Recipe
 
-_STEPS = 3  # of a turn, after one that warms up
+_STEPS = 3  # per turn, after one step to warm up
 _ROUNDS = 15  # at most
 _LR = 1e-6  # so small that a made-up batch cannot make the weights infinite
 
@@ -30,18 +30,18 @@ _LR = 1e-6  # so small that a made-up batch cannot make the weights infinite
 def time_arms(study: Study, output: Path, device: str, threads: int, seconds: float) -> dict[str, Any]:
     """Measure a training step of every arm and write timing.json into the folder `output`.
 
-    A step is forward, loss, backward and AdamW on a made-up batch on the device, in the recipe's precision. In each
-    round every arm takes a turn of three steps after one that warms up. The ratio to the baseline is taken within a
-    round, so that a slow moment of the machine meets both. Arms that compute the same are measured all the same: their
-    ratio shows the noise.
+    A step is forward, loss, backward and AdamW on a random batch on the device, in the recipe's precision. In each
+    round every arm takes a turn of three steps after one step to warm up; on a GPU, short steps are repeated. The ratio
+    to the baseline is taken within a round, so that a slow moment of the machine affects both. Arms with the same
+    computation are measured too: their ratio shows the noise.
 
     Args:
-        threads: the threads of torch meanwhile, on a CPU.
-        seconds: no round is begun after so many, but for the first three; fifteen are enough.
+        threads: the threads of torch during the measurement, on a CPU.
+        seconds: after this time no new round begins, except for the first three. There are at most fifteen rounds.
 
     Returns:
-        `device`, `threads`, `torch`, `rounds`, `batch_size`, and `arms`: for each what `time_of` gives. An arm that
-        cannot be timed, for example for want of memory, raises `DiffCLIPError`.
+        `device`, `threads`, `torch`, `rounds`, `batch_size`, and `arms` with the result of `time_of` for each. An arm
+        that cannot be timed, for example because memory is short, raises `DiffCLIPError`.
     """
     place, before = torch.device(device), torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -72,8 +72,8 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
 
 def time_of(own: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
     """Summarize the milliseconds of an arm's steps over rounds: `milliseconds` (median) and `ratio` to the baseline
-    (median) with its distribution-free 95 % interval `low`, `high` (with fewer than six rounds the whole range).
-    """
+    (median) with its distribution-free 95 % interval `low`, `high` (with fewer than six rounds the whole range, which
+    covers less)."""
     from scipy.stats import binom
 
     ratios = sorted(one / other for one, other in zip(own, baseline, strict=True))
@@ -83,7 +83,7 @@ def time_of(own: Sequence[float], baseline: Sequence[float]) -> dict[str, float]
 
 
 def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:
-    """Make an arm's model and optimizer; return a turn of training steps, which gives the milliseconds of one."""
+    """Make an arm's model and optimizer; return a function that takes a turn and returns the milliseconds of a step."""
     config = recipe.config()
     half = native_precision(recipe.precision, device.type) == "bf16"
     model = CLIP(config, recipe.init, recipe.attention_backend, recipe.seed).to(device).train()
@@ -100,7 +100,7 @@ def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    # in the first turn: that an arm cannot take a step is its failure alone
+    # made in the first turn, so that an error in a step fails this arm alone
     sampler = functools.cache(lambda: make_sampler([step] * _STEPS, device, record=False))
 
     def turn() -> float:

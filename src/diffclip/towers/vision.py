@@ -1,6 +1,6 @@
 """The vision tower: timm's `VisionTransformer` with our attention, pooled by the class token.
 
-timm brings patches, resizing of position embeddings, drop path, patch dropout and gradient checkpointing.
+timm provides patches, resizing of position embeddings, drop path, patch dropout and gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def build_vision(config: VisionConfig, differential: Differential | None = None) -> VisionTransformer:
-    """The tower for `config`, whose `norm_eps` must be resolved; images [B, 3, S, S] give features [B, width]."""
+    """Build the tower for `config`, whose `norm_eps` must be resolved; it maps images [B, 3, S, S] to [B, width]."""
     layer = ATTENTION_LAYERS[config.attention]
     tower = VisionTransformer(
         img_size=config.image_size,
@@ -39,12 +39,12 @@ def build_vision(config: VisionConfig, differential: Differential | None = None)
         pre_norm=config.pre_norm,
         reg_tokens=config.registers,
     )
-    # timm makes layers with arguments of its own alone
+    # timm passes only its own arguments to `attn_layer`
     if settings := settings_of(config.attention, differential):
         for block in tower.blocks:
             block.attn = layer(config.width, config.heads, **settings)
     patches = tower.patch_embed.proj
-    # timm leaves the bias out of the patches where a norm follows
+    # timm leaves the bias out of the patch embedding if `pre_norm` is set
     if (patches.bias is not None) != config.patch_bias:
         bias = nn.Parameter(torch.zeros(patches.out_channels)) if config.patch_bias else None
         patches.register_parameter("bias", bias)

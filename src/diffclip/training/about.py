@@ -1,4 +1,4 @@
-"""The facts of a start of a run that may change its numbers, as `about.json` keeps them."""
+"""Collect the facts about a start of a run that may affect its numbers; `about.json` keeps them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "tr
 def describe_start(
     recipe: Recipe, data: Mapping[str, Any], processes: Mapping[str, Any], step: int, steps: int
 ) -> dict[str, Any]:
-    """The facts of a start that goes on after `step` of `steps`, as `about.json` keeps them; credentials are hidden."""
+    """Collect the facts for `about.json` about a start after `step` of `steps`; credentials are hidden."""
     gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     packages = {}
     for name in _PACKAGES:
@@ -67,13 +67,13 @@ def describe_start(
 
 
 def hide_credentials(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Hide the credentials of addresses in `facts`, and make JSON's types of its values."""
+    """Hide the credentials in addresses in `facts`, and convert all values to JSON types."""
     found: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
     return found
 
 
 def cpu_name() -> str:
-    """The processor's name, as the system tells it."""
+    """Return the processor's name as the operating system gives it."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         if found := re.search(r"model name\s*: (.+)", text):
@@ -90,7 +90,7 @@ def _command() -> str:
 
 
 def _git_state() -> dict[str, str] | None:
-    """The commit of the tree that the package is a tracked part of, with "-dirty" after changes; None without git."""
+    """Return the commit of this package's git repository ("-dirty" after changes); None if git does not track it."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(diffclip.__file__).parent), *words]

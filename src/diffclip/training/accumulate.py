@@ -1,9 +1,9 @@
-"""A step's gradients, with all of the batch's negatives, from forward passes of a part of it at a time.
+"""Compute the gradients of a step in several forward passes, with the whole batch as negatives.
 
-Features of every part are computed without a graph and kept; the loss over all of them gives the gradient of each
-feature; then each part is computed again, with a graph, and handed its features' gradients. The result is the big
-batch's, at the cost of one more forward pass. Source: Gao et al. 2021 (GradCache); OpenCLIP's `--accum-freq` does the
-like with the loss computed anew for every part.
+First, the features of every part of the batch are computed without a graph and kept. The loss over all features gives
+the gradient of each feature. Then each part is computed again with a graph, and the gradients of its features are
+backpropagated. The result is that of the whole batch, at the cost of one more forward pass. Source: Gao et al. 2021
+(GradCache). OpenCLIP's `--accum-freq` is similar, but computes the loss again for every part.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def backward_in_parts(
     size: int | None,
     without_sync: Callable[[], AbstractContextManager[object]],
 ) -> tuple[Tensor, Output]:
-    """Forward, loss and backward of a batch, with at most `size` samples in a forward pass (None: all); the same loss
-    (0-dim) and gradients for any size. The loss and what the model returned are without a graph.
+    """Run forward, loss and backward of a batch with at most `size` samples in a forward pass (None: all).
 
-    Random numbers (drop path, patch dropout) are those of the first pass again in the second.
+    The loss (0-dim) and the gradients are the same for any size. The returned loss and model outputs have no graph.
+    The second pass of a part repeats the random numbers of its first pass (drop path, patch dropout).
 
     Args:
-        forward: images [B, 3, S, S] and tokens [B, L] to what `CLIP.forward` returns.
-        backward: adds the gradients of a scalar to the parameters'.
-        without_sync: a context in which `backward` leaves the exchange between processes to the last part.
+        forward: maps images [B, 3, S, S] and tokens [B, L] to what `CLIP.forward` returns.
+        backward: adds the gradients of a scalar to those of the parameters.
+        without_sync: makes a context, for all parts but the last, in which processes exchange no gradients.
     """
     if size is None or size >= len(images):
         out = forward(images, tokens)
@@ -61,7 +61,7 @@ def backward_in_parts(
         last = start == starts[-1]
         with _replayed(state, images.device), nullcontext() if last else without_sync():
             out = forward(*part)
-            # a scalar whose gradient with respect to each feature is the one the loss has
+            # the gradient of this scalar with respect to each feature is that of the loss
             handed = [(out[name] * _grad(leaves[name])[start : start + size]).sum() for name in FEATURES]
             handed += [out[name] * _grad(leaves[name]) for name in scalars if last]
             backward(torch.stack(handed).sum())
@@ -79,7 +79,7 @@ def _generators(device: torch.device) -> tuple[Tensor, Tensor | None]:
 
 @contextmanager
 def _replayed(state: tuple[Tensor, Tensor | None], device: torch.device) -> Iterator[None]:
-    """The generators as they were at `state`, for a while; afterwards they are where they were before."""
+    """Set the random generators to `state` within the context, and restore them afterwards."""
     with torch.random.fork_rng([] if state[1] is None else [device]):
         torch.set_rng_state(state[0])
         if state[1] is not None:

@@ -1,10 +1,10 @@
-"""Checkpoints: folders that appear whole, with `last`, `previous` and `best` as links to them.
+"""Checkpoints: folders that are written whole or not at all, and the links `last`, `previous` and `best` to them.
 
 `checkpoints/step_00000120/` is a saved model (`config.json`, `model.safetensors`) with the optimizer's state in one
 file per process that holds a share of it (`optimizer-00000-of-00001.safetensors`), the random generators of each
 process (`generators.safetensors`), the place in the run (`training.json`) and `files.json` (size and checksum of the
 others).
-A folder is written under a temporary name and renamed, and only then is the link moved, so that `last` names a whole
+A folder is written under a temporary name and then renamed. Only then is `last` moved, so that it always names a whole
 checkpoint. Checksums find files that were damaged later, on a disk or in a copy.
 """
 
@@ -38,9 +38,9 @@ LINKS = ("last", "best", "previous")
 
 @dataclass
 class RunProgress:
-    """The place in a run. `batch` counts the batches of `epoch` (from 0) that are done; `order` identifies the order of
-    the samples, and `processes` is the number that shared it; `validation` identifies the captions that `best_score` is
-    of."""
+    """The place in a run. `batch` counts the finished batches of `epoch` (from 0). `order` identifies the order of the
+    samples, and `processes` is the number of processes that shared the samples. `validation` identifies the captions
+    that `best_score` was measured on."""
 
     step: int = 0
     epoch: int = 0
@@ -60,10 +60,10 @@ def save_checkpoint(
     progress: RunProgress,
     best: bool = False,
 ) -> Path:
-    """Write a checkpoint of `run` and let `last` (and `best`) name it; all processes call it, and get the same folder.
+    """Write a checkpoint of `run` and point `last` (and `best`) to it; all processes call this and get the same folder.
 
-    Checkpoints that no link names are removed. Where the disk refuses, `InputError` is raised and the checkpoints
-    before stay as they were.
+    Checkpoints that no link points to are removed. If the disk refuses to write, `InputError` is raised and the
+    earlier checkpoints stay as they were.
     """
     temporary = run / "checkpoints" / ".new.tmp"
     folder, is_saved = first_does(fabric, lambda: _folder_for(run, progress))
@@ -79,10 +79,10 @@ def save_checkpoint(
 
 
 def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
-    """Return the folder for a checkpoint, and whether the checkpoint lies there already."""
+    """Return the folder for a checkpoint, and whether the checkpoint exists already."""
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
     if folder.exists() and read_state(folder) != progress:
-        # the same weights, further in the data: the last batches were all broken
+        # the same weights, further in the data: for example, the last batches were all broken
         folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
     return folder, folder.exists()
 
@@ -90,20 +90,20 @@ def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
 def _fill(
     fabric: Any, temporary: Path, model: CLIP, optimizer: torch.optim.Optimizer, progress: RunProgress
 ) -> None:
-    """Write the files of a checkpoint, each process its own, to the folder `temporary`."""
+    """Write the files of a checkpoint to the folder `temporary`; each process writes its own."""
     first = fabric.global_rank == 0
     own = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state()
     by_rank = share(fabric, own)
-    # of a sharded model put together in the first process
+    # the weights of a sharded model are gathered in the first process
     weights: Any = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
 
     def make_folder() -> None:
         with disk_errors(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed while it wrote
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed while writing
             temporary.mkdir(parents=True)
 
     def write() -> None:
@@ -122,12 +122,12 @@ def _fill(
 
 
 def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
-    """Rename the checkpoint that is whole in `temporary` to `folder`, and link it."""
+    """Rename `temporary`, which holds a whole checkpoint, to `folder`, and update the links."""
     with disk_errors(folder):
         listed = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
         write_text(temporary / FILES_FILE, json.dumps(listed, indent=1) + "\n")
         flush(temporary)
-    if best:  # first: a run that is killed between link and folder validates again
+    if best:  # before the rename: a run that is killed in between validates again
         _link(run, "best", folder)
     with disk_errors(folder):
         os.replace(temporary, folder)
@@ -141,10 +141,10 @@ def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
 def restore_checkpoint(
     fabric: Any, folder: Path, model: CLIP, optimizer: torch.optim.Optimizer, seed: int
 ) -> RunProgress:
-    """Set optimizer and generators as they were at `folder`, a whole checkpoint; return the place in the run. Weights
-    are loaded before the model is shared out (`diffclip.load_weights`).
+    """Restore optimizer and random generators from `folder`, a whole checkpoint; return the place in the run.
 
-    With another number of processes than then, each draws its random numbers anew from the run's `seed` and the step.
+    Weights are loaded earlier, before the model is sharded (`diffclip.load_weights`). If the number of processes has
+    changed, each process seeds its generator from the run's `seed`, the step and its rank.
     """
     progress = read_state(folder)
     rank, world = fabric.global_rank, fabric.world_size
@@ -155,21 +155,21 @@ def restore_checkpoint(
             torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
     else:
         torch.manual_seed(hash((seed, progress.step, rank)) % 2**63)
-    if not (folder.parent / "best").exists():  # it was damaged
+    if not (folder.parent / "best").exists():  # it was damaged and removed
         progress.best_score = None
     load_optimizer(folder, model, optimizer)
     return progress
 
 
 def read_state(folder: Path) -> RunProgress:
-    """The place in the run of the checkpoint in `folder`."""
+    """Read the place in the run from the checkpoint in `folder`."""
     return RunProgress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
 
 
 def choose_checkpoint(run: Path) -> Path | None:
-    """Choose the newest checkpoint of `run` that is whole, which `last` then names; None where the run has none yet.
+    """Choose the newest whole checkpoint of `run` and point `last` to it; None if the run has no checkpoint yet.
 
-    Newer ones are damaged: they are named on stderr and removed. Where none is whole, `InputError` is raised.
+    Newer checkpoints are damaged: they are named on stderr and removed. If none is whole, `InputError` is raised.
     """
     damaged: dict[Path, str] = {}
     for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):
@@ -187,7 +187,7 @@ def choose_checkpoint(run: Path) -> Path | None:
 
 
 def damage(folder: Path) -> str | None:
-    """The fault of a checkpoint's files; None if they are as they were written."""
+    """Describe the first damaged file of a checkpoint; None if all files are as they were written."""
     try:
         for name, written in json.loads((folder / FILES_FILE).read_text(encoding="utf-8")).items():
             if _size_and_checksum(folder / name) != written:
@@ -206,7 +206,7 @@ def _size_and_checksum(file: Path) -> list[int]:
 
 
 def _target(run: Path, name: str) -> Path | None:
-    """The checkpoint that the link `name` of `run` points to, if it is there."""
+    """Return the checkpoint that the link `name` of `run` points to; None if it does not exist."""
     place = run / "checkpoints" / name
     return place.parent / place.readlink() if place.is_dir() else None
 

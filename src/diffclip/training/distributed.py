@@ -1,7 +1,7 @@
-"""The work of several processes on one model, done by Lightning Fabric, and what they must agree on.
+"""Train one model in several processes with Lightning Fabric, and keep the processes in agreement.
 
-Every process runs the same loop. `agreed_batches` stands around its steps: all processes make each step with as many
-samples, stop after the same one, and see each other's errors.
+Every process runs the same loop over `agreed_batches`. In each step all processes have the same number of samples, all
+stop after the same step, and an error in the data of one process is raised in all.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
 
 
 def make_fabric(hardware: Hardware, precision: str) -> Fabric:
-    """Fabric for resolved `hardware`, not launched yet; `precision` is "fp32" or "bf16"."""
+    """Make a Fabric for resolved `hardware`, not launched yet; `precision` is "fp32" or "bf16"."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
-    for name in ("lightning.fabric", "lightning.pytorch"):  # they announce what the recipe says
+    for name in ("lightning.fabric", "lightning.pytorch"):  # their messages repeat the recipe
         logging.getLogger(name).setLevel(logging.WARNING)
-    torch.backends.cudnn.allow_tf32 = False  # fp32 is float32, also in the convolution that makes patches
+    torch.backends.cudnn.allow_tf32 = False  # fp32 is true float32, also in the patch convolution
     strategy: str | Strategy = "auto"
     if hardware.strategy == "fsdp":
-        # its automatic mesh would take one data-parallel process per node
+        # by default, the strategy would have one data-parallel process per node
         strategy = ModelParallelStrategy(
             lambda model, mesh: shard(model, mesh["data_parallel"]),
             data_parallel_size=hardware.world,
@@ -65,14 +65,14 @@ _CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def native_precision(precision: str, accelerator: str) -> str:
-    """Resolve `auto` to "bf16" where the hardware multiplies bfloat16 natively, else to "fp32"."""
+    """Resolve `auto` to "bf16" if the hardware multiplies bfloat16 natively, else to "fp32"."""
     return precision if precision != "auto" else "bf16" if has_bf16(accelerator) else "fp32"
 
 
 def has_bf16(accelerator: str) -> bool:
     """Tell whether the hardware multiplies bfloat16 natively.
 
-    A processor with AVX512 alone takes twice the time of float32, one with AVX2 10 to 13 times (docs/performance.md).
+    On a CPU with AVX512 alone, bf16 takes twice the time of float32; with AVX2, 10 to 13 times (docs/performance.md).
     """
     if accelerator == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -83,18 +83,18 @@ def has_bf16(accelerator: str) -> bool:
 
 
 def is_slow(precision: str, accelerator: str) -> bool:
-    """Tell whether a run is known to be quicker in float32: on a CPU without instructions for bfloat16."""
+    """Tell whether float32 is known to be faster: for bf16 on a CPU without instructions for it."""
     return (precision, accelerator) == ("bf16", "cpu") and _CPU_FACTS.is_file() and not has_bf16("cpu")
 
 
 def blocks_of(model: CLIP) -> list[nn.Module]:
-    """The blocks of both towers, which are compiled, sharded and recomputed one by one."""
+    """List the blocks of both towers; each block is compiled, sharded and recomputed on its own."""
     return [*model.visual.blocks, *model.transformer.resblocks]
 
 
 def shard(model: CLIP, mesh: Any) -> CLIP:
-    """Share the parameters of `model` out over the processes of `mesh`, block by block (FSDP2), but for the small ones:
-    those stay whole in each process."""
+    """Shard the parameters of `model` over the processes of `mesh`, block by block (FSDP2). Small parameters stay whole
+    in each process."""
     from torch.distributed.fsdp import fully_shard
 
     small = set(small_parameters(model))
@@ -106,7 +106,7 @@ def shard(model: CLIP, mesh: Any) -> CLIP:
 
 
 def average_small(fabric: Any, model: nn.Module) -> None:
-    """Average over processes the gradients that sharding leaves alone; a model that is whole has none."""
+    """Average over processes the gradients of the small parameters, which FSDP does not; skip models without FSDP."""
     sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
     if fabric.world_size == 1 or not sharded:
         return
@@ -119,9 +119,9 @@ def average_small(fabric: Any, model: nn.Module) -> None:
 
 
 def clip_gradients(fabric: Any, model: nn.Module, most: float | None) -> Tensor:
-    """Scale all gradients together down to the norm `most`, if theirs is larger; return their norm (0-dim) before.
+    """Scale all gradients together so that their norm is at most `most`; return the norm (0-dim) before scaling.
 
-    The gradients are those of the whole batch in every process; of a sharded model each holds a share.
+    Every process has the gradients of the whole batch, or its shard of them if the model is sharded.
     """
     average_small(fabric, model)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -143,8 +143,8 @@ def agreed_batches(
 ) -> Iterator[tuple[Batch, float, bool]]:
     """Yield each batch as (samples, seconds waited for it, whether any process is asked to stop).
 
-    Beside a process that met broken samples the others leave as many out, so that all have the same number. The error
-    of any process's data is raised in all.
+    If one process skipped broken samples, the others drop as many, so that all have the same number. An error in the
+    data of one process is raised in all.
     """
     while True:
         started = time.perf_counter()
@@ -164,8 +164,8 @@ def agreed_batches(
 
 
 def means(fabric: Any, *values: Tensor, own: Sequence[Tensor] = ()) -> list[float]:
-    """The mean over processes of each 0-dim tensor, then the values of `own` (0-dim) in this process; a GPU is waited
-    for once."""
+    """Return the mean over processes of each 0-dim tensor, then the values of `own` (0-dim) in this process. This waits
+    for the GPU once."""
     told = torch.stack([value.float() for value in values])
     if fabric.world_size > 1:
         torch.distributed.all_reduce(told)
@@ -175,7 +175,7 @@ def means(fabric: Any, *values: Tensor, own: Sequence[Tensor] = ()) -> list[floa
 
 
 def share(fabric: Any, value: Value) -> list[Value]:
-    """`value` of every process, by rank."""
+    """Gather `value` from every process, ordered by rank."""
     if fabric.world_size == 1:
         return [value]
     values: list[Any] = [None] * fabric.world_size
@@ -198,14 +198,14 @@ def _raise_first(fabric: Any, failed: Failure | None) -> None:
 
 
 def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
-    """Call `work` in the first process alone; all processes get what it returns, or raise what it raises."""
+    """Call `work` in the first process alone; all processes return its result or raise its error."""
     done = all_do(fabric, lambda: work() if fabric.global_rank == 0 else None)
     found: Any = share(fabric, done)[0]
     return found  # type: ignore[no-any-return]
 
 
 def one_by_one(fabric: Any, work: Callable[[], Value]) -> Value:
-    """Call `work` in the first process of each node before the others: it may leave files that they use."""
+    """Call `work` in the first process of each node, then in the others, which may use the files that it wrote."""
     first = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0) == 0
     early = all_do(fabric, lambda: work() if first else None)
     late = all_do(fabric, lambda: None if first else work())
@@ -214,7 +214,7 @@ def one_by_one(fabric: Any, work: Callable[[], Value]) -> Value:
 
 @contextmanager
 def telling_lost(fabric: Any) -> Iterator[None]:
-    """Turn the error of an exchange with a process that is gone into one line."""
+    """Turn the error of an exchange with a lost process into a `DiffCLIPError` of one line."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """The processes of a run, one per device: how many, who starts them, and how a signal or a failure ends them.
 
-`diffclip train --devices N` starts N processes and watches them, with the parts that `torchrun` is made of. `torchrun`
-and SLURM's `srun` start the processes themselves and say so in the environment.
+`diffclip train --devices N` starts N processes and watches them, with the functions that `torchrun` is built on.
+`torchrun` and SLURM's `srun` start the processes themselves and set environment variables that say so.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ import torch
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 
 LAUNCHED_BY = "DIFFCLIP_LAUNCHED_BY"
-"""The environment variable with the process that has started this one as one of several."""
+"""The environment variable with the id of the process that started this one with `launch`."""
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# how long processes that are asked to stop may take to save (seconds)
+# seconds that processes have to save after a signal to stop
 _SAVING = 300
 _SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The devices of a run. They change none of its numbers, but for the order of sums.
+    """The devices of a run. The number of devices changes a run's numbers only by the order of sums, unless the recipe
+    uses `data.window`, drop path, patch dropout or `gather_with_grad=false`.
 
-    `devices` a node; "auto" takes all GPUs, or one process on a CPU. "auto" as the strategy is "ddp" (one model
-    per process) where there are several processes; "fsdp" shares weights, gradients and the optimizer's state out.
+    `devices` is per node; "auto" means all GPUs, or one process on a CPU. For several processes, the strategy "auto"
+    means "ddp" (a whole model in each process). "fsdp" shards weights, gradients and the optimizer's state.
     """
 
     devices: int | Literal["auto"] = 1
@@ -47,8 +48,8 @@ class Hardware:
     accelerator: Literal["auto", "cuda", "cpu"] = "auto"
 
     def resolved(self) -> Hardware:
-        """Replace "auto" by numbers: from the environment where `torchrun` or `srun` has started the processes. Numbers
-        that contradict it, or too few GPUs, raise `InputError`."""
+        """Resolve the devices, nodes and accelerator; under `torchrun` and `srun` the environment gives the numbers.
+        Numbers that contradict the environment, or too few GPUs, raise `InputError`."""
         cuda = torch.cuda.is_available() and self.accelerator != "cpu"
         if self.accelerator == "cuda" and not cuda:
             raise InputError("torch sees no GPU: leave --accelerator out, or give --accelerator cpu")
@@ -82,18 +83,18 @@ class Hardware:
 
     @property
     def must_launch(self) -> bool:
-        """True where several processes are wanted and nothing has started them yet."""
+        """True if the run needs several processes and nothing has started them yet."""
         return self.world > 1 and started_outside() is None
 
 
 def started_outside() -> tuple[int, int] | None:
-    """(processes per node, nodes) where `torchrun`, `srun` or `launch` has started this process."""
+    """Return (processes per node, nodes) if `torchrun`, `srun` or `launch` started this process, else None."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
         return devices, int(os.environ["WORLD_SIZE"]) // devices
     interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
     tasks = int(os.environ.get("SLURM_NTASKS", "1"))
-    # one task may be a batch script without `srun`, with all GPUs of its job
+    # a single task may be a batch script without `srun` that has all GPUs of its job
     if "SLURM_PROCID" in os.environ and tasks > 1 and not interactive:
         nodes = int(os.environ.get("SLURM_NNODES", "1"))
         return tasks // nodes, nodes
@@ -101,10 +102,10 @@ def started_outside() -> tuple[int, int] | None:
 
 
 def launch(hardware: Hardware) -> None:
-    """Run this program's own command in one process per device of this node, and wait for all of them.
+    """Run this program's own command in one process per device of this node, and wait for all processes.
 
-    A signal to stop goes to all, which have five minutes to save. When one fails, the others are ended, and its line
-    and exit code are raised as `DiffCLIPError`.
+    A signal to stop is passed on to all processes, which then have five minutes to save. If one process fails, the
+    others are ended, and its line and exit code are raised as `DiffCLIPError`.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
@@ -157,9 +158,9 @@ def _environment(hardware: Hardware, rank: int) -> dict[str, str]:
 
 
 def leave_word(line: str, lost: bool = False) -> None:
-    """Hand the line that this process ends with to the one that launched it, if one has.
+    """Pass the last line of this process to the process that launched it, if there is one.
 
-    `lost` says that another process failed first, whose line is the one to show.
+    `lost` means that another process failed first: a later timestamp makes `launch` show that process's line.
     """
     if LAUNCHED_BY not in os.environ or _ERROR_FILE not in os.environ:
         return
@@ -170,7 +171,7 @@ def leave_word(line: str, lost: bool = False) -> None:
 
 
 def die_with_parent() -> None:
-    """Have this process killed when the one that started it ends, on Linux."""
+    """On Linux, have this process killed when its parent process ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
 
@@ -178,9 +179,9 @@ def die_with_parent() -> None:
 class StopRequest:
     """Turn SIGTERM, SIGUSR1 (SLURM's `--signal`) and Ctrl-C into a request to save and stop, within a `with` block.
 
-    A signal sets `asked` to its number, for the loop to see between two steps. Until `saves` is set it also raises
-    `StoppedError`. A second Ctrl-C interrupts. Outside the main thread, where Python handles no signals, nothing is
-    ever asked.
+    A signal sets `asked` to its number, which the loop checks between two steps. Until `saves` is set, the signal also
+    raises `StoppedError`. A second Ctrl-C raises `KeyboardInterrupt`. Outside the main thread, where Python handles no
+    signals, `asked` stays 0.
     """
 
     def __init__(self, run: Path) -> None:
@@ -199,7 +200,7 @@ class StopRequest:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.asked:
             raise KeyboardInterrupt
-        # also where the error below is taken for a broken image or file on its way
+        # set first: code that reads images or files may take the error below for a broken one
         self.asked = self.asked or number
         if not self.saves:
             raise StoppedError(

@@ -28,27 +28,27 @@ from diffclip.training.run_folder import (
     read_lines,
 )
 
-# without a terminal, a line this often (seconds)
+# seconds between progress lines without a terminal
 _LINE_EVERY = 15.0
-# steps; λ of each layer moves slowly, and would be most of the numbers in TensorBoard
+# steps between λ of single layers in TensorBoard: λ changes slowly, and would be most of the numbers there
 _LAMBDAS_EVERY = 10
 
 
 class RunLogger:
     """Write the records of a run's steps and validations, and show progress, in the first process of a run.
 
-    Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). A run that is
-    resumed after step `done` forgets its records of later steps, so that each step stands once. TensorBoard or Weights
-    & Biases that cannot be used is told in one line, and the run goes on without it. A `metrics.jsonl` that cannot be
+    Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). If a run is
+    resumed after step `done`, its records of later steps are removed, so that each step appears once. If TensorBoard or
+    Weights & Biases cannot be used, one line says so and the run goes on without it. A `metrics.jsonl` that cannot be
     written raises `InputError`.
 
     Args:
-        run: the folder; its `about.json` is told how this start ends.
-        label: stands before each line.
-        steps: of the whole run.
+        run: the folder; its `about.json` gets the end of this start.
+        label: printed at the start of each line.
+        steps: steps of the whole run.
         done: steps that were made before this start.
-        wandb: the project at Weights & Biases that gets the numbers as well.
-        config: shown there.
+        wandb: the project at Weights & Biases that also gets the numbers.
+        config: settings to show at Weights & Biases.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RunLogger:
                         logger.experiment.finish(exit_code=int(error is not None))
                 end_start(self._run, _line_of(error) if error else FINISHED, self._step, _peak_memory())
         except (OSError, InputError):
-            if error is None:  # a full disk refuses once more what it has refused before
+            if error is None:  # after an error, do not hide it behind a second one of a full disk
                 raise
 
     def step(self, record: dict[str, Any]) -> None:
@@ -143,27 +143,27 @@ class RunLogger:
 
 
 def _peak_memory() -> int:
-    """The most bytes that this process has held, on its GPU if it has one."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of what the system tells
+    """Return the peak memory of this process in bytes: on its GPU if it uses one."""
+    unit = 1 if sys.platform == "darwin" else 1024  # `ru_maxrss` is in bytes on macOS, else in KiB
     resident = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return torch.cuda.max_memory_allocated() or resident
 
 
 def _line_of(error: BaseException) -> str:
-    """Describe `error` in one line, with its kind unless it explains itself."""
+    """Describe `error` in one line, with its type unless it is a `DiffCLIPError`."""
     kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split()).removesuffix(":")
 
 
 def _usable(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Make the loggers that can be made; tell of the others in a line each."""
+    """Make the loggers; print one line for each logger that cannot be made."""
     made = {}
     for name, make in makers.items():
         try:
             made[name] = make()
         except StoppedError:
             raise
-        except Exception as error:  # each library has errors of its own, and none is a reason to stop a run
+        except Exception as error:  # libraries raise many kinds of errors; none may stop a run
             reason = _line_of(error)[:300]
             print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
     return made
@@ -179,7 +179,7 @@ def _tensorboard_logger(run: Path, done: int) -> Any:
 
 
 def _wandb_logger(run: Path, project: str, done: int, config: Mapping[str, Any]) -> Any:
-    """Lightning's logger for a run at Weights & Biases. Its id is kept in the folder: a resumed run goes on in it."""
+    """Make a logger for Weights & Biases. The folder keeps the id, so that a resumed run continues the same log."""
     require_group("wandb", "wandb")
     import wandb
     from lightning.pytorch.loggers import WandbLogger
@@ -202,7 +202,7 @@ def _wandb_logger(run: Path, project: str, done: int, config: Mapping[str, Any])
 def _numbers(
     record: Mapping[str, Any], prefix: str, left_out: Iterable[str], layers: bool
 ) -> dict[str, float]:
-    """The numbers of a record by name, those of single layers if `layers`."""
+    """Return the numbers of a record by name; include those of single layers if `layers` is set."""
     numbers = {
         f"{prefix}/{name}": value
         for name, value in record.items()
@@ -219,19 +219,19 @@ def _numbers(
 
 
 def forget_after(file: Path, step: int) -> None:
-    """Keep the records of `file` up to `step`; a line that was cut off goes too."""
+    """Remove the records after `step` from `file`, and a line that was cut off."""
     if file.is_file():
         kept = [row for row in read_lines(file) if row["step"] <= step]
         write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 Ended = deque[tuple[int, float, float]]
-"""The last steps: number, samples of the whole run, and when it ended. `deque(maxlen=51)` spans 50 steps."""
+"""The last steps as (number, samples so far in the whole run, end time). `deque(maxlen=51)` spans 50 steps."""
 
 
 def pace(ended: Ended, steps: int) -> tuple[float | None, float | None]:
-    """Samples per second over all processes, and seconds left of a run of `steps` steps; pauses among them count. None
-    before two steps of this start are done."""
+    """Return samples per second over all processes, and the seconds that a run of `steps` steps still takes. Pauses
+    between steps count. Both are None until this start has made two steps."""
     (first, before, begun), (last, samples, now) = ended[0], ended[-1]
     if first == last or now == begun:
         return None, None
@@ -239,7 +239,7 @@ def pace(ended: Ended, steps: int) -> tuple[float | None, float | None]:
 
 
 def duration(seconds: float) -> str:
-    """ "45 s", "12 min", "3 h 05 min" or "2 d 04 h"."""
+    """Format seconds as "45 s", "12 min", "3 h 05 min" or "2 d 04 h"."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

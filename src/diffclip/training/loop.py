@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 class Trainer:
     """A run in progress: the parts that its steps share, and the steps.
 
-    `wrapped` and `wrapped_optimizer` are `model` and `optimizer` as Fabric runs them. `validate` scores the model in
-    all processes together. `logger` is the first process's. `skipped` has the samples that this process skipped as
-    keys.
+    `wrapped` and `wrapped_optimizer` are Fabric's wrappers of `model` and `optimizer`. `validate` scores the model; all
+    processes call it together. Only the first process has a `logger`. The keys of `skipped` are the samples that this
+    process skipped.
     """
 
     recipe: Recipe
@@ -61,16 +61,16 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """The steps of the whole run."""
+        """The number of steps of the whole run."""
         return self.recipe.epochs * self.loader.batches_per_epoch
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-        """Features and logit scale for uint8 images [B, 3, S, S] and tokens [B, L]."""
+        """Compute features and logit scale for uint8 images [B, 3, S, S] and tokens [B, L]."""
         out: dict[str, Tensor] = self.wrapped(normalize(images, self.model.config.preprocess), tokens)
         return out
 
     def train_epoch(self, epoch: int) -> None:
-        """Make the steps of `epoch` (from 0) that are still to come."""
+        """Make the remaining steps of `epoch` (counted from 0)."""
         recipe, fabric, model, progress = self.recipe, self.fabric, self.model, self.progress
         rank, world = fabric.global_rank, fabric.world_size
         warmup_steps = round(recipe.warmup_epochs * self.loader.batches_per_epoch)
@@ -110,7 +110,7 @@ class Trainer:
 
             samples = len(batch) * world
             progress.step, progress.samples = step, progress.samples + samples
-            # a GPU is waited for here: else the optimizer's time would count for models without λ alone
+            # before the clock, as this waits for the GPU: else only models without λ count the optimizer's time
             lambdas = _numbers(model.lambdas()) if self.logger else {}
             seconds = waited + time.perf_counter() - started
             if self.logger:
@@ -137,12 +137,12 @@ class Trainer:
             )
 
     def finish_epoch(self) -> None:
-        """Validate the model and save a checkpoint, where the recipe says so."""
+        """Validate the model and save a checkpoint, if the recipe says so."""
         recipe, progress = self.recipe, self.progress
         epoch = progress.epoch + 1
         is_last = epoch == recipe.epochs
         is_best = (is_last or epoch % recipe.validate_every == 0) and self._validate()
-        # only now: a run goes on with a validation that failed
+        # only now, so that a resumed run repeats a validation that failed
         progress.epoch, progress.batch = epoch, 0
         if is_best or is_last or recipe.checkpoint_every is None or self._is_due():
             self.save(is_best)
@@ -152,8 +152,8 @@ class Trainer:
         return save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
 
     def all_skipped(self) -> list[Fault]:
-        """The shards and samples that any process has skipped."""
-        skipped = dict.fromkeys(self.loader.faults)  # the same in all
+        """List the shards and samples that any process has skipped."""
+        skipped = dict.fromkeys(self.loader.faults)  # the same in all processes
         for part in share(self.fabric, self.skipped):
             skipped |= part
         return list(skipped)
@@ -173,7 +173,7 @@ class Trainer:
         except NotFiniteError:
             self._give_up(progress.step, "embeddings of the validation split are not finite")
         except DiffCLIPError:
-            self.save()  # the steps that are done are not lost
+            self.save()  # so that the finished steps are not lost
             raise
         if self.logger:
             place = {"step": progress.step, "epoch": progress.epoch + 1, "samples": progress.samples}
@@ -198,6 +198,6 @@ class Trainer:
 
 
 def _numbers(lambdas: dict[str, Tensor]) -> dict[str, list[float]]:
-    """The values of each tensor [layers]; a GPU is waited for once."""
+    """Return the values of each tensor [layers] as a list; this waits for the GPU once."""
     values = iter(torch.cat(list(lambdas.values())).tolist())
     return {tower: list(islice(values, len(layers))) for tower, layers in lambdas.items()}

@@ -1,8 +1,8 @@
-"""The losses, OpenCLIP's, set up for one process or for many.
+"""OpenCLIP's losses, set up for one process or several.
 
-Each process computes its share of the loss: the mean over processes is the loss of the whole batch, and with gradients
-averaged over processes (as DDP and FSDP do) the gradient is the whole batch's too. Without `gather_with_grad` the
-features of the other processes count as constants, as SLIP trained: the same loss, another gradient
+Each process computes its share of the loss, and the mean over processes is the loss of the whole batch. DDP and FSDP
+average gradients over processes, so the gradient is that of the whole batch too. Without `gather_with_grad` the
+features of the other processes are constants, as in SLIP's training: the loss is the same, the gradient is not
 (docs/scaling.md).
 """
 
@@ -18,20 +18,20 @@ Criterion = Callable[..., Tensor]
 
 
 def make_criterion(kind: str, gather_with_grad: bool, rank: int = 0, world: int = 1) -> Criterion:
-    """The loss `kind` ("clip" or "siglip") as a function of what the model returns, by name.
+    """Make the loss `kind` ("clip" or "siglip"): a function with the outputs of the model as keyword arguments.
 
-    Features are this process's [B, D], B the same in all processes.
+    Features are those of this process, [B, D]; B is the same in all processes.
     Sources: Radford et al. 2021 and Zhai et al. 2023, in OpenCLIP's implementations.
     """
     from open_clip.loss import ClipLoss, SigLipLoss
 
-    # it gathers through functions that torch has renamed
+    # open_clip gathers with functions that torch has renamed
     warnings.filterwarnings("ignore", category=FutureWarning, module="open_clip.loss")
     if kind == "siglip":
-        # of its ways to exchange texts the one that works alike on every backend
+        # SigLipLoss has several ways to exchange texts; this one works alike on every backend
         sigmoid: Criterion = SigLipLoss(rank=rank, world_size=world, dist_impl="gather")
         return sigmoid
-    # local loss: a process holds the logits of its own rows only, B × (B · world) of them
+    # local loss: a process holds only the logits of its own rows, B × (B · world)
     softmax: Criterion = ClipLoss(
         local_loss=world > 1, gather_with_grad=gather_with_grad, rank=rank, world_size=world
     )
@@ -40,8 +40,8 @@ def make_criterion(kind: str, gather_with_grad: bool, rank: int = 0, world: int 
 
 @torch.no_grad()
 def accuracy_within(image_features: Tensor, text_features: Tensor, rank: int = 0, world: int = 1) -> Tensor:
-    """Share of a process's pairs [B, D] whose own partner scores highest in the whole batch, mean of both directions
-    (0-dim)."""
+    """Compute the share of this process's pairs [B, D] whose own partner scores highest in the whole batch. The result
+    (0-dim) is the mean of both directions."""
     images, texts = image_features, text_features
     if world > 1:
         mine = torch.stack([image_features, text_features])

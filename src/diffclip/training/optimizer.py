@@ -2,9 +2,9 @@
 
 Source: SLIP's training code (github.com/facebookresearch/SLIP, main.py and utils.py), which the paper trains with.
 
-The state lies in one safetensors file per process that holds a share of it. A tensor that is shared out over processes
-(FSDP2) is cut along its first dimension: put together in order the files' cuts are the whole, for any number of
-processes.
+The state is in one safetensors file per process that holds a share of it. A tensor that is sharded over processes
+(FSDP2) is cut along its first dimension. The shards of all files in order make the whole tensor, which can be cut again
+for any number of processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LOGIT_SCALE = math.log(100)
 
 
 def small_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The scalars (which cannot be shared out over processes) and the vectors of λ (which are not worth it)."""
+    """List the scalars (which cannot be sharded) and the vectors of λ (which are not worth sharding)."""
     return [
         parameter
         for name, parameter in model.named_parameters()
@@ -34,9 +34,9 @@ def small_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Three groups: decayed, and not decayed: norms and biases; λ and the logit scale.
+    """Make three groups: parameters with weight decay; norms and biases; λ and the logit scale.
 
-    The last two are apart because a fused optimizer takes a group whose tensors are all shared out, or all whole.
+    The last two have no decay. A fused optimizer needs them apart: a group has only sharded or only whole tensors.
     """
     small = small_parameters(model)
     others = [p for p in model.parameters() if not any(p is other for other in small)]
@@ -46,7 +46,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW as the recipe has it; the learning rate is set before each step."""
+    """Make the AdamW of the recipe; the training loop sets the learning rate before each step."""
     groups = parameter_groups(model, recipe.weight_decay)
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
 
@@ -62,7 +62,7 @@ def learning_rate(step: int, steps: int, warmup_steps: int, recipe: Recipe) -> f
 def save_optimizer(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, world: int
 ) -> None:
-    """Write this process's share of the optimizer's state; of a model that is whole in each, the first writes all."""
+    """Write this process's share of the optimizer's state; without sharding, the first process writes all."""
     shares = world if any(_is_share(parameter) for parameter in model.parameters()) else 1
     if rank >= shares:
         return
@@ -77,7 +77,7 @@ def save_optimizer(
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give `optimizer` the state that lies in `folder`, cut anew for the processes there are now."""
+    """Load the state in `folder` into `optimizer`, sharded again for the current processes."""
     opened: list[Any] = [safe_open(file, "pt") for file in sorted(folder.glob("optimizer-*.safetensors"))]
     entries = [set(file.keys()) for file in opened]
     cut = set((opened[0].metadata() or {}).get("sharded", "").split())
@@ -94,9 +94,9 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def _fitted(whole: Tensor, parameter: Any) -> Tensor:
-    """`whole` on the parameter's device, and cut as the parameter is, but for a count of steps."""
+    """Move `whole` to the parameter's device and shard it like the parameter; a count of steps stays whole."""
     if not _is_share(parameter) or not whole.ndim:
-        return whole.to(parameter.device, copy=True)  # not a window into the file, which will be removed
+        return whole.to(parameter.device, copy=True)  # not a view of the file, which will be removed
     from torch.distributed.tensor import distribute_tensor
 
     mesh: Any = parameter.device_mesh

@@ -1,8 +1,8 @@
-"""The plan of a run (`diffclip train --dry-run`): parameters, operations, memory and time, before anything is held.
+"""The plan of a run (`diffclip train --dry-run`): parameters, operations, memory and time, before memory is allocated.
 
-Parameters, operations and the memory of a pass are counted over a model without weights (torch's fake tensors): shapes
-and types alone, so that a model and a batch of any size cost seconds. Time is operations over the GPU's rate times an
-assumed utilization; validation and checkpoints are left out, and images are supposed to come fast enough.
+Parameters, operations and the memory of a pass are counted on a model without weights (torch's fake tensors). It has
+only shapes and types, so counting takes seconds for any size of model and batch. Time is operations / (the GPU's rate ×
+an assumed utilization). Validation and checkpoints are left out, and images are assumed to arrive fast enough.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from diffclip.training.distributed import blocks_of
 from diffclip.training.recipe import Recipe
 
 GIB = 2**30
-# Share of a GPU's rate for dense matrices that a whole training step reaches: an assumption, not measured. The paper's
-# 10 GPU days for CC12M on A100s (Section 5.2) are 0.14, OpenCLIP's ViT-B/16 on 344 A100s 0.15 (390 samples per second
-# and GPU, table of arXiv:2212.07143), both from before fused attention and compilation, taken here to double them.
+# Share of a GPU's rate for dense matrices that a whole training step reaches: an assumption, not measured. It is 0.14
+# in the paper (10 GPU days for CC12M on A100s, Section 5.2), and 0.15 for OpenCLIP's ViT-B/16 on 344 A100s (390 samples
+# per second and GPU, table of arXiv:2212.07143). Fused attention and compilation came later; assume they double it.
 UTILIZATION = 0.3
 # CUDA's context, the workspaces of its libraries, NCCL's buffers: an assumption, 0.7 to 1.5 GiB in practice
 _CONTEXT = int(1.25 * GIB)
-# memory that torch's allocator holds and cannot use, of everything that comes and goes within a step: an assumption
+# assumed factor for memory that torch's allocator holds but cannot use, on tensors that live within a step
 _SLACK = 1.05
 _FLOAT, _TOKEN = 4, 8
-# bytes that the loss holds for every pair of its own samples and all texts at its worst moment (tests/training)
+# peak bytes of the loss for each pair of a sample of the process and a text of the batch (tests/training)
 _LOGIT = {"clip": 16, "siglip": 20}
 
 
@@ -61,25 +61,25 @@ GPUS = {
 
 
 RunPlan = dict[str, Any]
-"""A planned run by the names of its facts. Memory is in bytes for one process, operations are for one sample.
+"""The facts of a planned run by name. Memory is in bytes for one process, operations are for one sample.
 
-`share` is a process's part of the batch, `pass_size` the samples of it that it computes at a time. Steps, samples and
-hours are None where the number of samples is not known. `advice` says what to change where the run does not fit.
+`share` is the number of samples of a batch in one process, `pass_size` those in one forward pass. Steps, samples and
+hours are None if the number of samples is not known. `advice` says what to change if the run does not fit.
 """
 
 
 def plan_run(
     recipe: Recipe, world: int = 1, strategy: str = "auto", gpu: str = "a100-80gb", samples: int | None = None
 ) -> RunPlan:
-    """The plan of `recipe` on `world` GPUs of one kind.
+    """Plan `recipe` on `world` GPUs of one kind.
 
     Args:
-        strategy: "ddp", "fsdp", or "auto" for DDP where there are several processes.
+        strategy: "ddp", "fsdp", or "auto" for DDP if there are several processes.
         gpu: a name in `GPUS`.
-        samples: samples that an epoch shows; None: the recipe's `data.expected_samples`.
+        samples: samples per epoch; None: the recipe's `data.expected_samples`.
 
     Raises:
-        InputError: unknown GPU, a batch that does not divide by the processes, or an epoch without a batch.
+        InputError: unknown GPU, a batch that the processes cannot share equally, or an epoch without a whole batch.
     """
     if gpu not in GPUS:
         raise unknown("gpu", gpu, GPUS)
@@ -146,8 +146,8 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
 
 
 class _Counts(NamedTuple):
-    """Parameters by part, of the largest block and of no block; operations per sample of each tower and of the backward
-    pass; and the bytes of a forward and backward pass, a constant and those of a sample."""
+    """Parameters by part, of the largest block, and outside the blocks (`rest`); operations per sample of each tower
+    and of the backward pass; bytes of a forward and backward pass, as a constant part and a part per sample."""
 
     parameters: dict[str, int]
     block: int
@@ -163,8 +163,8 @@ class _Counts(NamedTuple):
 def _count(config_json: str, backend: str, again: bool, precision: str) -> _Counts:
     """Count a model without weights; `again` recomputes blocks in the backward pass (`grad_checkpointing`)."""
     config = CLIPConfig.model_validate_json(config_json)
-    samples = 2  # 1 is a size that some operations treat apart
-    with weightless(config, "eager", again) as model:  # every entry of every map counts
+    samples = 2  # not 1, as some operations treat that size as a special case
+    with weightless(config, "eager", again) as model:  # "eager", so that every entry of every map counts
         images, tokens = make_batch(config, samples)
         with FlopCounterMode(display=False) as vision:
             features = model.encode_image(images).sum()
@@ -177,7 +177,7 @@ def _count(config_json: str, backend: str, again: bool, precision: str) -> _Coun
     blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
 
     if backend in ("auto", "triton"):
-        # the fused kernel keeps what fused plain attention keeps, and three numbers per row (0.1 % of ViT-B/16)
+        # the fused kernel keeps as much as fused plain attention, plus three numbers per row (0.1 % of ViT-B/16)
         for tower in (config.vision, config.text):
             tower.attention = "softmax" if tower.attention == "differential" else tower.attention
         backend = "sdpa"
@@ -190,10 +190,9 @@ def _count(config_json: str, backend: str, again: bool, precision: str) -> _Coun
 
 
 def _flops(recipe: Recipe, counts: _Counts, in_parts: bool) -> dict[str, int]:
-    """Operations per sample in training: those of the matrix products (a multiplication and an addition are two).
+    """Count the operations per sample of the matrix products in training (a multiplication and an addition are two).
 
-    `in_parts` says that a process computes its share of the batch in several passes, for which features come first
-    (GradCache).
+    With `in_parts`, a process computes its share of the batch in several passes, after a pass for features (GradCache).
     """
     forward = counts.vision + counts.text
     parts = {
@@ -208,11 +207,11 @@ def _flops(recipe: Recipe, counts: _Counts, in_parts: bool) -> dict[str, int]:
 
 
 def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_size: int) -> dict[str, int]:
-    """Bytes of one process of `world` by part, in passes of `pass_size` samples; a compiled model takes less.
+    """Estimate the bytes of one process by part, in passes of `pass_size` samples; a compiled model takes less.
 
-    The parts' worst moments do not quite meet, so their sum is on the safe side. `sharded` is FSDP: each process has
-    its share of the weights, and gathers a block while it computes with it (and the next one meanwhile); what belongs
-    to no block, the token embedding above all, stays gathered through the step.
+    The parts do not all peak at the same moment, so their sum is on the safe side. `sharded` means FSDP: each process
+    has its share of the weights, and gathers a block to compute with it, and the next block meanwhile. Weights outside
+    the blocks, above all the token embedding, stay gathered through the step.
     """
     config, share = recipe.config(), recipe.batch_size // world
     whole = sum(counts.parameters.values())
@@ -239,28 +238,28 @@ def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_siz
 
 @contextmanager
 def weightless(config: CLIPConfig, attention_backend: str = "sdpa", again: bool = False) -> Iterator[CLIP]:
-    """The model of `config` in training mode without values (torch's fake tensors). Tensors that are made within the
-    context have none either.
+    """Make the model of `config` in training mode without values (torch's fake tensors). Tensors that are made within
+    the context have no values either.
 
     `again` recomputes blocks in the backward pass (`grad_checkpointing`).
     """
     with torch.device("meta"):
         model = CLIP(config, attention_backend=attention_backend, seed=0).train()
     model.set_grad_checkpointing(again)
-    # device types other than the CPU's have no autocast where their hardware is missing, so fake CPU tensors it is
+    # fake CPU tensors, because autocast for other devices needs their hardware
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield model.to_empty(device="cpu")
 
 
 def make_batch(config: CLIPConfig, samples: int) -> tuple[Tensor, Tensor]:
-    """Normalized images [samples, 3, S, S] and tokens [samples, L] of the sizes that training has."""
+    """Make normalized images [samples, 3, S, S] and tokens [samples, L] of the sizes that training has."""
     size = config.vision.image_size
     tokens = torch.zeros(samples, config.text.context_length, dtype=torch.int64)
     return torch.zeros(samples, 3, size, size), tokens
 
 
 def parameters_by_part(model: CLIP) -> dict[str, int]:
-    """Numbers of parameters; the parts add up to all of them."""
+    """Count the parameters of each part; the parts add up to the whole model."""
     parts = {"vision tower": 0, "text tower, logit scale": 0, "λ and head norms": 0}
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2] in LAMBDA_VECTORS or ".diff_norm." in name:
@@ -273,7 +272,7 @@ def parameters_by_part(model: CLIP) -> dict[str, int]:
 
 
 def peak_of_pass(model: nn.Module, images: Tensor, tokens: Tensor, precision: str) -> int:
-    """The most bytes that a forward and backward pass holds, without parameters, their gradients, and inputs.
+    """Measure the peak bytes of a forward and backward pass, without parameters, their gradients and inputs.
 
     Tensors may be real or fake.
     """
@@ -290,9 +289,9 @@ def peak_of_pass(model: nn.Module, images: Tensor, tokens: Tensor, precision: st
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of the storages that operations make while this is active: the `most` that lived at a time.
+    """Count the bytes of the storages that operations make within the context; `most` is the peak.
 
-    `others` do not count, though operations may return them too (a gradient that is added to).
+    Storages of `others` do not count, even if an operation returns them (for example a gradient that is added to).
     """
 
     def __init__(self, others: Iterable[Tensor] = ()) -> None:

@@ -1,7 +1,7 @@
 """Recipes: everything that decides a run, as a YAML file; `key=value` words change single keys.
 
-The defaults are the paper's where it states them (Section 4) and SLIP's where it does not (AdamW betas, the start and
-end of the learning rate, crops).
+The defaults are the paper's if it states them (Section 4), else SLIP's (AdamW betas, the start and end of the learning
+rate, crops).
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class WeightedShards(Keys):
-    """A source of shards with its weight, one of several."""
+    """One of several sources of shards, with its weight."""
 
     shards: str | list[str]
-    weight: PositiveFloat = 1.0  # how often an epoch shows each sample: 0.5 a random half, 2 twice
+    weight: PositiveFloat = 1.0  # how often an epoch shows each sample; 0.5: a random half, 2: each twice
 
 
 class DataRecipe(Keys):
-    """The images and captions, and how they are varied."""
+    """The images and captions, and their augmentation."""
 
     # shards: files, folders, brace ranges, addresses (https, s3, hf …); or several sources, with weights
     train: str | WeightedShards | list[str | WeightedShards]
     val: str | list[str] | None = None  # the validation split of the training data
-    val_range: tuple[int, int] | None = None  # validate on these samples of it: the first, and past the last
+    val_range: tuple[int, int] | None = None  # samples of `val` to validate on: the first, and past the last
     caption_key: str = "caption"  # the key of captions in `.json`
     workers: NonNegativeInt = 0  # processes that read ahead; 0 reads in the training process
-    scale: tuple[float, float] = (0.5, 1.0)  # the share of the image that a crop covers
-    flip: float = Field(default=0.0, ge=0, le=1)  # the probability of a mirror image
+    scale: tuple[float, float] = (0.5, 1.0)  # least and greatest share of the image that a crop covers
+    flip: float = Field(default=0.0, ge=0, le=1)  # the probability of mirroring the image
     statistics: Literal["imagenet", "openai"] = "imagenet"
     memory: bool = False  # decode all images once and keep them in memory
-    # shards of a process that are shuffled together; None: all samples, or 16 where shards are remote
+    # shards that a process shuffles together; None: all samples, or 16 shards if any is remote
     window: PositiveInt | None = None
     cache: str | None = None  # folder for copies of remote shards; None: the user's cache
-    cache_gb: PositiveFloat | None = None  # their size, beyond which the oldest go; None: no limit
-    expected_samples: PositiveInt | None = None  # for the plan, where the shards are not there
-    timeout: PositiveFloat = 300.0  # seconds after which data that does not come is an error
+    cache_gb: PositiveFloat | None = None  # 10^9 bytes of copies (the oldest are removed); None: no limit
+    expected_samples: PositiveInt | None = None  # samples per epoch, for --dry-run without the shards
+    timeout: PositiveFloat = 300.0  # seconds without data from local shards after which the run fails
 
     @field_validator("train", mode="before")
     @classmethod
@@ -102,17 +102,17 @@ class DataRecipe(Keys):
 class Recipe(Keys):
     """Everything that decides a run. `model` is a named model, or a variant with `architecture` giving the sizes.
 
-    In a file it may be `of-weights` too: that of `weights`, with its sizes and statistics, which then stand here.
+    In a file, `model` may also be `of-weights`: then the variant, sizes and statistics of `weights` are filled in.
     """
 
     model: str
     architecture: dict[str, Any] | None = None  # fields of CLIPConfig, sizes only
     init: Init = "matched"
-    weights: str | None = None  # a saved model to go on from; None: fresh values by `init`
+    weights: str | None = None  # a saved model to start from; None: fresh values by `init`
     seed: int = Field(default=0, ge=0, lt=2**63, strict=True)
     epochs: PositiveInt
     batch_size: int = Field(gt=1)  # samples per step, over all processes
-    micro_batch: PositiveInt | None = None  # samples a forward pass, a process; None: its whole share
+    micro_batch: PositiveInt | None = None  # samples per forward pass of a process; None: its whole share
     loss: Literal["clip", "siglip"] = "clip"
     gather_with_grad: bool = True  # "clip": gradients reach other processes' features; False: as SLIP trained
     lr: PositiveFloat = 5e-4
@@ -122,19 +122,19 @@ class Recipe(Keys):
     warmup_epochs: NonNegativeFloat = 1.0
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     eps: PositiveFloat = 1e-8
-    clip_grad_norm: PositiveFloat | None = None  # the greatest norm of all gradients; None: any
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the hardware computes it natively
+    clip_grad_norm: PositiveFloat | None = None  # the greatest norm of all gradients together; None: no limit
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 if the hardware computes it natively
     image_size: PositiveInt | None = None  # None: the model's own
-    attention_backend: Backend = "auto"  # auto: the quickest that takes the inputs
-    grad_checkpointing: bool = False  # compute blocks again in the backward pass
+    attention_backend: Backend = "auto"  # auto: the fastest one that supports the inputs
+    grad_checkpointing: bool = False  # recompute blocks in the backward pass
     compile: bool = False  # torch.compile, block by block
-    checkpoint_every: PositiveInt | None = None  # steps; None: epochs. The best and the last are always kept
-    validate_every: PositiveInt = 1  # epochs
-    wandb: str | None = None  # the project at Weights & Biases that gets the numbers as well
+    checkpoint_every: PositiveInt | None = None  # in steps; None: every epoch. Best and last are always saved
+    validate_every: PositiveInt = 1  # in epochs
+    wandb: str | None = None  # the project at Weights & Biases that also gets the numbers
     data: DataRecipe
 
     def config(self) -> CLIPConfig:
-        """The model's configuration, or `InputError` for an unknown model or sizes that do not fit together."""
+        """Return the model's configuration; an unknown model or sizes that do not fit together raise `InputError`."""
         if self.architecture is None:
             config = named_config(self.model, self.image_size)
         else:
@@ -152,14 +152,14 @@ class Recipe(Keys):
 
 
 def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
-    """Read the recipe in a file, or the built-in one of that name, with `key=value` changes (`data.train=…` for inner
-    keys). `InputError` is raised where there is no such recipe or no YAML, and by `parse_recipe`."""
+    """Read the recipe in a file, or the built-in recipe of that name, with `key=value` changes (`data.train=…` for
+    inner keys). A missing recipe or invalid YAML raises `InputError`, and so does `parse_recipe`."""
     path, changes = find_recipe(source), list(changes)
     return parse_recipe(recipe_fields(path, changes), str(path), changes)
 
 
 def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] = ()) -> Recipe:
-    """Make a recipe of `fields`; `source` names their file, and `changes` are the words that changed some.
+    """Make a recipe of `fields`; `source` names their file, and `changes` are the applied `key=value` words.
 
     Raises:
         InputError: unknown key, missing key, wrong type, unknown model or init, or sizes that do not fit together.
@@ -186,7 +186,7 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
 def _with_model_of_weights(fields: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Fill in the variant and sizes of the `weights`, and the statistics of their images unless given: the resolved
     recipe names the architecture explicitly."""
-    from diffclip.model_source import read_config  # with torchvision, which few recipes need
+    from diffclip.model_source import read_config  # imports torchvision, which few recipes need
 
     weights = fields.get("weights")
     if not isinstance(weights, str):
@@ -209,8 +209,8 @@ def _with_model_of_weights(fields: Mapping[str, Any], source: str) -> dict[str, 
 
 
 def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
-    """`model` and `architecture` of a recipe for the `config` of `weights`, or `InputError` where no model that a
-    recipe can name has its attentions, λ_init and parts."""
+    """Return `model` and `architecture` of a recipe for the `config` of `weights`. If no model that a recipe can name
+    has these attentions, λ_init and parts, raise `InputError`."""
     variant = variant_of(config)
     if variant == "custom":
         parts = config.differential.model_dump(exclude_defaults=True)
@@ -219,7 +219,7 @@ def model_fields(config: CLIPConfig, weights: str) -> dict[str, Any]:
             + ", ".join(f"{key} {value}" for key, value in {"λ_init": config.lambda_init, **parts}.items())
             + ": a recipe cannot name this model, use weights of a named one"
         )
-    # by the variant, by the loss, and by data.statistics
+    # fields that the variant, the loss and data.statistics decide
     decided: Any = dict.fromkeys(("lambda_init", "differential", "logit_bias", "tokenizer"), True)
     decided |= {"vision": {"attention", "registers"}, "text": {"attention"}, "preprocess": {"mean", "std"}}
     return {"model": variant, "architecture": config.model_dump(mode="json", exclude=decided)}

@@ -1,4 +1,4 @@
-"""Files of recipes: found by path or name, a `base` beneath, and `key=value` changes on top; unchecked fields."""
+"""Recipe files: find them by path or name, merge them over their `base`, and apply `key=value` changes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from diffclip.config import explain
 from diffclip.errors import InputError, unknown
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
-# of the names of built-in recipes that `diffclip train` does not take
+# prefixes of the built-in recipes that are not for `diffclip train`
 _PREFIXES = ("study_", "vlm_")
 
 
 class Keys(BaseModel):
-    """A recipe or a part of one: no other keys, no numbers that are not finite."""
+    """A recipe or a part of one. Unknown keys and numbers that are not finite are errors."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     def to_yaml(self) -> str:
-        """Write every key, as a recipe's file has it."""
+        """Return YAML with every key, as in a recipe file."""
         fields = self.model_dump(mode="json", by_alias=True)
         return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
 def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: Iterable[str] = ()) -> Parsed:
-    """Check `fields` as a recipe of this kind.
+    """Check `fields` and make a recipe of this kind.
 
     Args:
-        source: the file that they come from.
-        what: what the keys are of, for people: "recipe" or "study".
-        changes: the `key=value` words among them, of which one is blamed instead of the file if it is at fault.
+        source: the file of the fields, for messages.
+        what: the kind of recipe, for messages: "recipe" or "study".
+        changes: the applied `key=value` words; a message names the word at fault instead of the file.
 
     Raises:
         InputError: an unknown key (the nearest one is offered), or a wrong value.
@@ -55,7 +55,7 @@ def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: I
 
 
 def _names(kind: type[BaseModel]) -> list[str]:
-    """The keys of a model and, with a dot, those of the models that are its values."""
+    """List the keys of a model, and as `KEY.INNER` those of the models that are its values."""
     names = []
     for name, field in kind.model_fields.items():
         names.append(field.alias or name)
@@ -66,8 +66,8 @@ def _names(kind: type[BaseModel]) -> list[str]:
 
 
 def find_recipe(source: str | Path, prefix: str = "") -> Path:
-    """Find the file that `source` means: a path, or the name of a recipe that comes with the package. Where there is
-    none, `InputError` offers the nearest name of those that begin with `prefix` ("study_", "vlm_", or neither)."""
+    """Find the file of `source`: a path, or the name of a recipe that comes with the package. If there is none,
+    `InputError` offers the nearest name that begins with `prefix` ("study_", "vlm_"; "": names with neither)."""
     path = Path(source)
     if path.is_file():
         return path
@@ -88,10 +88,10 @@ def recipe_folders() -> list[Path]:
 
 
 def recipe_fields(path: Path, changes: Iterable[str] = (), over: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read the fields of the recipe in the file `path`, laid over its `base` and with `key=value` changes, unchecked.
+    """Read the fields of the recipe in the file `path`, merged over its `base` and with `key=value` changes, unchecked.
 
-    A base is a file beside the recipe, or a recipe by name. A file that is not YAML, a base that is not there or rests
-    on the recipe itself (`over` are those above it) and a word that is no change raise `InputError`.
+    A base is a file beside the recipe, or the name of a recipe. `InputError` is raised for a file that is not YAML, a
+    base that is missing or leads back to the recipe (`over` has the recipes above it), and a word that is no change.
     """
     fields = read_fields(path)
     if (base := fields.pop("base", None)) is not None:
@@ -107,7 +107,7 @@ def recipe_fields(path: Path, changes: Iterable[str] = (), over: tuple[Path, ...
 
 
 class _KeysOnce(yaml.SafeLoader):
-    """Refuse a key that stands twice in a mapping: YAML's readers take the last without a word."""
+    """Refuse a mapping that has a key twice: PyYAML silently takes the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -120,7 +120,7 @@ class _KeysOnce(yaml.SafeLoader):
 def read_fields(
     path: Path, what: str = "recipe", way_out: str = "it must map keys such as model, epochs, data to values"
 ) -> dict[str, Any]:
-    """Read the mapping in a YAML file, or raise `InputError` where it holds none: it is not a `what`."""
+    """Read the mapping in a YAML file; without one, `InputError` says that the file is no `what`, and the `way_out`."""
     try:
         fields = yaml.load(path.read_text(encoding="utf-8"), _KeysOnce)
     except OSError as error:
@@ -133,7 +133,7 @@ def read_fields(
 
 
 def _lay_over(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Lay `changes` over `fields`, key by key where both have inner keys."""
+    """Merge `changes` over `fields`, key by key if both values have inner keys."""
     over = dict(fields)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(over.get(key), dict)
@@ -148,7 +148,7 @@ def _apply(fields: dict[str, Any], change: str) -> None:
     try:
         value = json.loads(text) if text[:1] == '"' else yaml.safe_load(text)
         if isinstance(value, str) and text.strip().startswith(f"{value} "):
-            value = text.strip()  # YAML takes what follows " #" for a comment
+            value = text.strip()  # YAML would drop what follows " #" as a comment
     except (yaml.YAMLError, ValueError):
         value = text
     *outer, last = key.split(".")

@@ -59,7 +59,7 @@ from diffclip.weights import check_fit, check_same, load_weights
 
 @dataclass
 class Outcome:
-    """The end of a run in process `rank`: its place, and the shards and samples that were skipped."""
+    """The end of a run in process `rank`: the place in the run, and the shards and samples that were skipped."""
 
     progress: RunProgress
     skipped: list[Fault] = field(default_factory=list)
@@ -67,9 +67,9 @@ class Outcome:
 
 
 def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | None = None) -> Outcome:
-    """Train as `recipe` says and leave everything in the folder `run`.
+    """Train as `recipe` says and write everything to the folder `run`.
 
-    With `resume` a run that was stopped goes on from its last whole checkpoint, a folder without a run gets one, and a
+    With `resume`, a stopped run continues from its last whole checkpoint, a folder without a run gets a new run, and a
     finished run is left as it is. Several processes (`hardware`) must have been started by `torchrun`, `srun` or
     `diffclip train --devices`.
 
@@ -122,8 +122,8 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
 def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> CaptionLoader:
     """Open the training shards of `recipe` as a loader of this process's share of uint8 batches.
 
-    Nothing is written beside the shards. With `data.memory` all images are decoded here and kept. `InputError` is
-    raised as by `Corpus` and `CaptionLoader`.
+    Nothing is written beside the shards. With `data.memory`, all images are decoded here and kept in memory. The errors
+    are those of `Corpus` and `CaptionLoader`.
     """
     config, data = recipe.config(), recipe.data
     corpus = Corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
@@ -137,7 +137,7 @@ def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> Caption
 
 
 def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
-    """Open the validation split of `recipe`, None where it has none, with the errors of `Shards` and `caption_set`."""
+    """Open the validation split of `recipe`, or None if it has none. Errors are those of `Shards` and `caption_set`."""
     if recipe.data.val is None:
         return None
     val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
@@ -157,9 +157,9 @@ def build_model(recipe: Recipe) -> CLIP:
 
 
 def take_weights(model: CLIP, source: str) -> None:
-    """Fill `model` from a saved one, whose position embeddings are resampled where the image size differs. From one
-    loss to the other the logits' scale and bias start anew. Another model, or one that cannot be read, raises
-    `InputError`."""
+    """Fill `model` with the weights of a saved model; position embeddings are resampled if the image size differs. If
+    the loss differs, the logit scale and bias keep their initial values. Another model, or a source that cannot be
+    read, raises `InputError`."""
     saved = load(source, image_size=model.config.vision.image_size)[0]
     prepared, wanted = saved.config.preprocess, model.config.preprocess
     if (prepared.mean, prepared.std) != (wanted.mean, wanted.std):
@@ -169,7 +169,7 @@ def take_weights(model: CLIP, source: str) -> None:
         )
     check_same(model.config, saved.config, source)
     state = saved.state_dict()
-    if model.config.logit_bias != saved.config.logit_bias:  # from one loss to the other
+    if model.config.logit_bias != saved.config.logit_bias:  # the losses differ
         own = model.state_dict()
         state = {name: own[name] if name.startswith("logit_") else state[name] for name in own}
     check_fit(model, state, source)
@@ -179,7 +179,7 @@ def take_weights(model: CLIP, source: str) -> None:
 
 
 def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, held: ExitStack) -> Path | None:
-    """Find the checkpoint of `run` to go on from, and lock its folder as long as `held` is open; None to start anew."""
+    """Find the checkpoint of `run` to resume, and lock the folder while `held` is open; None for a new run."""
     check_folder(recipe, run, resume)
     if not is_started(run):
         return None
@@ -190,9 +190,9 @@ def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, held: ExitStack) -
 def _prepare(
     fabric: Any, recipe: Recipe, run: Path, checkpoint: Path | None, stop: StopRequest, held: ExitStack
 ) -> Trainer:
-    """Open the data, make the model and the optimizer, and claim the folder of the run, whose lock `held` closes.
+    """Open the data, make the model and the optimizer, and claim the run's folder; `held` closes loader and lock.
 
-    Nothing is written before data, weights and sizes have proved usable.
+    Nothing is written before data, weights and sizes are known to be usable.
     """
     rank, world = fabric.global_rank, fabric.world_size
     # the first process of a node copies remote shards for the others
@@ -220,7 +220,7 @@ def _prepare(
     first_does(fabric, claim)
     torch.manual_seed(recipe.seed + rank)
     if recipe.compile:
-        # each layer of DiffCLIP-dynamic has a factor of its own, and with it a graph
+        # each layer of DiffCLIP-dynamic has its own factor, and so its own compiled graph
         limit = max(torch._dynamo.config.recompile_limit, 8 * len(blocks_of(model)))
         torch._dynamo.config.recompile_limit = limit
         for block in blocks_of(model):
@@ -245,8 +245,8 @@ def _prepare(
 
 
 def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
-    """See that the samples still to come are those that the run had still to see, in every process, or raise
-    `InputError`."""
+    """Raise `InputError` if the shards differ between processes or from those of the checkpoint; else note their order
+    and the number of processes in `progress`."""
     order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
     if len(set(share(fabric, order))) > 1:
         raise InputError("the processes do not see the same shards: give every node the same data")
@@ -264,7 +264,7 @@ def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run:
 
 
 def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunLogger:
-    """Note this start in `about.json`, keep the indexes of the shards beside them, and open the log of the steps."""
+    """Add this start to `about.json`, write the shards' indexes beside the shards, and open the log of the steps."""
     recipe, run, loader = trainer.recipe, trainer.run, trainer.loader
     corpus, done, steps = loader.corpus, trainer.progress.step, trainer.steps
     corpus.keep_indexes()
@@ -291,7 +291,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     }
     about = describe_start(recipe, data, processes, done, steps)
     add_start(run, about)
-    # Weights & Biases shows it to others
+    # without credentials, because Weights & Biases shows it to others
     config = hide_credentials(recipe.model_dump(mode="json")) | {"about": about}
     return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
 

@@ -1,4 +1,4 @@
-"""The folder of a run: who may train in it, and what it tells, also while a run goes. Nothing here imports torch.
+"""The folder of a run: check it, lock it and read it, also during the run. Nothing here imports torch.
 
 `about.json` is {"starts": [{"time", "step", "command", …, "ended": {"time", "step", "how", "peak_memory"}}, …]}.
 """
@@ -25,18 +25,18 @@ from diffclip.training.recipe_file import read_fields
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
 METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
 FINISHED = "finished"
-# keys that change nothing about the numbers of a run (but for the order of sums), so that a resumed run may have
-# others; whether data that has moved is the same is seen by its order (`RunProgress.order`)
+# keys that do not change the numbers of a run (except for the order of sums): a resumed run may have other values;
+# `RunProgress.order` tells whether data that has moved is the same
 _FREE_KEYS = {
     *("checkpoint_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
     *("attention_backend", "data.train", "data.val", "data.memory", "data.expected_samples"),
     *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
 }
 _TOWERS = {"visual": "vision", "text": "text"}
-# a run that wrote nothing for so many seconds, and did not say how it ended, has stopped
+# a run that wrote nothing for so many seconds, and recorded no end, counts as stopped
 _SILENCE = 600.0
 SEED = re.compile(r"-s\d+$")
-"""The end of a run's name."""
+"""The seed at the end of a run's name."""
 Row = dict[str, Any]
 
 
@@ -48,11 +48,11 @@ def is_started(run: Path) -> bool:
 def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     """Check, without writing anything, that a run of `recipe` may start in `run`, or continue there with `resume`.
 
-    Other files, and a run without `resume`, of another recipe or whose checkpoints are gone raise `InputError`.
+    `InputError` is raised for other files, a run without `resume`, a run of another recipe, and lost checkpoints.
     """
     with disk_errors(run):
         found = {path.name for path in run.iterdir()} if run.exists() else set()
-    found = {name for name in found if not name.endswith(".tmp")}  # of a run that was killed while it wrote
+    found = {name for name in found if not name.endswith(".tmp")}  # of a run killed while writing
     if is_started(run):
         if not resume:
             raise InputError(
@@ -73,8 +73,8 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
 
 
 def lock_folder(run: Path) -> IO[str]:
-    """Keep other processes from training in `run` until this one ends, however it does, or the handle is closed; raise
-    `InputError` where one trains there."""
+    """Keep other processes from training in `run` until this process ends in any way, or the handle is closed. If
+    another process trains there, raise `InputError`."""
     handle = lock_file(run / LOCK_FILE)
     if isinstance(handle, str):
         raise InputError(f"{handle} trains in {run}: wait for it, or choose another --run")
@@ -82,9 +82,9 @@ def lock_folder(run: Path) -> IO[str]:
 
 
 def _change(before: Recipe, now: Recipe) -> str | None:
-    """Name the first key that a run's numbers depend on and that has changed, "lr=0.001, not 0.002".
+    """Describe the first changed key that the run's numbers depend on, such as "lr=0.001, not 0.002"; else None.
 
-    More epochs are no change: they extend the run. Nor is precision "auto", which was resolved when the run started.
+    More epochs do not count, because they extend the run. Nor does precision "auto": the start of the run resolved it.
     """
     old, new = _flat(before), _flat(now)
     for key, value in new.items():
@@ -107,7 +107,7 @@ def add_start(run: Path, facts: Mapping[str, Any]) -> None:
 
 
 def end_start(run: Path, how: str, step: int, peak_memory: int) -> None:
-    """Note that the last start of `run` ended after `step`, and `how`: `FINISHED`, or what stopped it, in one line.
+    """Record that the last start of `run` ended after `step`; `how` is `FINISHED`, or one line about what stopped it.
 
     `peak_memory` is in bytes, of the process or of its GPU.
     """
@@ -119,7 +119,7 @@ def end_start(run: Path, how: str, step: int, peak_memory: int) -> None:
 
 
 def read_starts(run: Path) -> list[Row]:
-    """The starts of `run`, oldest first; none where `about.json` is missing or damaged."""
+    """Read the starts of `run`, oldest first; empty if `about.json` is missing or damaged."""
     try:
         starts: list[Row] = json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
         return starts
@@ -133,7 +133,7 @@ def _write_starts(run: Path, starts: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run as its folder tells it.
+    """One training run, read from its folder.
 
     Attributes:
         rows: the telemetry, one mapping per step.
@@ -166,12 +166,12 @@ class Run:
 
     @property
     def steps(self) -> int | None:
-        """The planned number of steps; None where no start told it."""
+        """The planned number of steps; None if no start recorded it."""
         return self.starts[-1].get("steps") if self.starts else None
 
     @property
     def ended(self) -> Row:
-        """The end of the last start; empty while it goes or if it left no word."""
+        """The end of the last start; empty while it runs or if it recorded no end."""
         return (self.starts[-1].get("ended") if self.starts else None) or {}
 
     def state(self, now: float) -> str:
@@ -182,7 +182,7 @@ class Run:
 
 
 def run_folders(folder: str | Path) -> list[Path]:
-    """List the runs that have made a step: `folder` itself, or those up to two levels below it."""
+    """List the folders of runs that have made a step: `folder` itself, and those up to two levels below it."""
     top = Path(folder)
     places = [top, *sorted(top.glob("*")), *sorted(top.glob("*/*"))]
     found = [one for one in places if (one / RECIPE_FILE).is_file() and (one / METRICS_FILE).is_file()]
@@ -190,7 +190,7 @@ def run_folders(folder: str | Path) -> list[Path]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run folder that has made a step, or raise `InputError` where it has not or cannot be read."""
+    """Read a run's folder; if it cannot be read or the run has made no step, raise `InputError`."""
     folder = Path(folder)
     for name in (RECIPE_FILE, METRICS_FILE):
         if not (folder / name).is_file():
@@ -206,7 +206,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def read_lines(path: Path) -> list[Row]:
-    """Read JSON objects, one per line; a line cut short is left out, and a missing file has none."""
+    """Read JSON objects, one per line; a line that was cut off is left out, and a missing file gives none."""
     if not path.is_file():
         return []
     try:
@@ -253,5 +253,5 @@ def _by_tower(rows: Sequence[Row], key: str) -> dict[str, list[list[float | None
 
 
 def _rounded(value: float | None) -> float | None:
-    """Five significant digits; None for what is not finite."""
+    """Round to five significant digits; None if the value is missing or not finite."""
     return float(f"{value:.5g}") if value is not None and np.isfinite(value) else None

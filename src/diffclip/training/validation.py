@@ -1,6 +1,6 @@
 """Retrieval on the validation split during training, and the correlation of each differential layer's two maps.
 
-A correlation near 1 says that both maps look at the same places, so that the difference cancels what they share.
+A correlation near 1 means that both maps attend to the same places, so that their difference cancels the common part.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import first_does
 from diffclip.training.recipe import Recipe
 
-# images, each with its first caption, whose maps are correlated
+# number of images, each with its first caption, whose maps are correlated
 _WITH_MAPS = 32
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The findings of a validation, the same in every process.
+    """The results of a validation, the same in every process.
 
-    `scores` are the numbers of `images` and `captions` that could be read, the six recalls of the task `retrieval`
-    and `score`, their mean. `map_correlation` is the correlation of A1 with A2 on the first 32 images by tower
-    ("visual", "text"), one number per layer, none of a plain tower. `faults` are broken images.
+    `scores` holds the numbers of `images` and `captions` that could be read, the six recalls of the task `retrieval`,
+    and `score`, the mean of the recalls. `map_correlation` is the correlation of A1 with A2 on the first 32 images by
+    tower ("visual", "text"): one number per layer, and none for a plain tower. `faults` are broken images.
     """
 
     scores: dict[str, float]
@@ -45,18 +45,18 @@ class Validation:
 def validate(
     fabric: Any, model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Validation:
-    """Embed the images and captions of `data` in the first process, and score them; all processes call it, and all
-    raise `InputError` where no image can be read or an embedding is not finite."""
-    # as many images at a time as a step has
+    """Embed the images and captions of `data` in the first process, and score them. All processes call this, and all
+    raise `InputError` if no image can be read or an embedding is not finite."""
+    # as many images at a time as a forward pass in training
     batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // fabric.world_size)
     whole = _whole(model, recipe.attention_backend)
     return first_does(fabric, lambda: _validate(whole, data, tokenizer, recipe, batch_size))
 
 
 def _whole(model: CLIP, attention_backend: str) -> CLIP:
-    """The model itself, or of one that is shared out over processes a copy with all parameters; all take part.
+    """Return the model itself, or for a sharded model a copy with all parameters; all processes must call this.
 
-    A sharded model expects of every process the same forward passes, and hangs in the next backward pass otherwise.
+    With a sharded model every process must make the same forward passes, or the next backward pass hangs.
     """
     if not any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         return model

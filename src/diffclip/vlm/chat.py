@@ -1,4 +1,4 @@
-"""Conversations as tokens: the chat template, labels on the answers alone, prompts, and generated answers."""
+"""Conversations as tokens: the chat template, labels for answers only, prompts, and generated answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from diffclip.vlm.conversations import IMAGE, Conversation
 
 Template = Literal["plain", "chat"]
 TEMPLATES: dict[int, Template] = {1: "plain", 2: "chat"}  # the template of each stage
-IGNORED = -100  # the label that the loss leaves out, as everywhere in torch and transformers
+IGNORED = -100  # the loss ignores this label, as everywhere in torch and transformers
 MAX_NEW_TOKENS = 128
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>")
 
-# Qwen2-Instruct's template (ChatML; the system line "You are a helpful assistant." where the messages have none), with
-# marks around each answer and the token that ends it. A content is a text, or a list of parts as transformers'
-# pipelines write them; `<image>` stands for the tokenizer's own image token. Qwen2.5's template has no marks, and its
-# system line names its maker; LLaVA and TinyLLaVA write Vicuna's line.
+# Qwen2-Instruct's template (ChatML), with "You are a helpful assistant." if the messages have no system line. The marks
+# `generation` enclose each answer and the token that ends it. A content is a text, or a list of parts as in
+# transformers' pipelines. `<image>` stands for the tokenizer's own image token. Qwen2.5's template has no marks, and
+# its system line names its maker. LLaVA and TinyLLaVA write Vicuna's system line.
 CHAT_TEMPLATE = (
     "{% macro written(content) %}"
     "{% if content is string %}{{ content }}{% else %}{% for part in content %}"
@@ -43,7 +43,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-# the first stage's: the image, the answer and a line break
+# stage 1: the image, the answer and a line break
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ message['content'] }}"
     "{% else %}{% generation %}{{ message['content'] + '\\n' }}{% endgeneration %}{% endif %}{% endfor %}"
@@ -65,7 +65,7 @@ def image_tokens(processor: Any) -> int:
 def prompt(processor: Any, question: str, has_image: bool) -> str:
     """Write the text before the answer to `question`, word for word as `encode` does with the template "chat".
 
-    It has one image token for the image. The processor multiplies it: call that with `add_special_tokens=False`.
+    The text has one token for the image, which the processor repeats; call it with `add_special_tokens=False`.
     """
     template = chat_template(processor)
     question = _escape(question.strip(), _special_tokens(processor, template))
@@ -85,16 +85,16 @@ def answer(
     questions: Sequence[str],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> list[str]:
-    """Answer each question about the image beside it, greedily and in one batch.
+    """Answer each question about its image, with greedy decoding in one batch.
 
     Args:
-        model: as `connect` or `load_vlm` return it; it answers on its device and in its dtype.
-        processor: the model's.
+        model: from `connect` or `load_vlm`; it computes on its own device and in its own dtype.
+        processor: the model's processor.
         images: one for each question; None asks without an image.
         max_new_tokens: the length at which an answer is cut off.
 
     Returns:
-        Answers without special tokens and surrounding spaces. Up to rounding an answer does not depend on the other
+        Answers without special tokens and surrounding spaces. Up to rounding, an answer does not depend on the other
         questions of the batch (shorter prompts are padded on the left).
     """
     prompts = [
@@ -128,11 +128,11 @@ def encode(
     ("< |im_end|>").
 
     Returns:
-        Token ids and labels; a label is the token's id in the answers and the token that ends each, else `IGNORED`.
+        Token ids and labels. The label of an answer's tokens and its end token is the token id, else `IGNORED`.
 
     Raises:
-        InputError: names the sample: no answer begins within `max_length`, or "plain" meets anything but one answer
-            about an image.
+        InputError: no answer begins within `max_length`, or "plain" is given anything but one answer about an image.
+            The message names the sample.
     """
     is_plain, turns = template == "plain", conversation.turns
     if is_plain and (conversation.image is None or len(turns) != 1):
@@ -155,7 +155,7 @@ def encode(
         tokenize=True,
         return_dict=True,
         return_assistant_tokens_mask=True,
-        tokenizer_kwargs={"verbose": False},  # `encode` cuts long samples itself
+        tokenizer_kwargs={"verbose": False},  # no warning about long samples: they are cut below
     )
     ids, mask = written["input_ids"], written["assistant_masks"]
     if not any(mask[:max_length]):
@@ -172,7 +172,7 @@ def _with_image(question: str, image: str) -> str:
 
 
 def _special_tokens(processor: Any, template: str) -> re.Pattern[str]:
-    """Match the strings that the tokenizer or `template` does not read as text."""
+    """Match the strings that the tokenizer or `template` reads as special tokens, not as text."""
     added = processor.tokenizer.added_tokens_decoder.values()
     tokens = {token.content for token in added if token.special or token.content in template}
     tokens.add(processor.image_token)
@@ -181,6 +181,6 @@ def _special_tokens(processor: Any, template: str) -> re.Pattern[str]:
 
 
 def _escape(text: str, special: re.Pattern[str]) -> str:
-    while special.search(text):  # again, as tokens may overlap
+    while special.search(text):  # repeat, because tokens may overlap
         text = special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
     return text

@@ -16,12 +16,12 @@ from diffclip.errors import InputError, explained
 from diffclip.files import check_not_input, check_writable, printable, write_text
 
 IMAGE = "<image>"
-"""The mark of the image's place in a question, whatever the tokenizer of the language model calls it."""
+"""The mark of the image's place in a question; the language model's tokenizer may use another token."""
 _WANTED = "give a list of conversations in LLaVA's JSON, or one conversation per line"
 
 
 class Turn(NamedTuple):
-    """A question and its answer, without white space around them; `IMAGE` is taken out of the question."""
+    """A question and its answer, without white space around them; `IMAGE` is removed from the question."""
 
     question: str
     answer: str
@@ -33,7 +33,7 @@ class Conversation(NamedTuple):
     id: str
     image: str | None
     turns: tuple[Turn, ...]
-    position: int = 0  # in the file, from 0: LLaVA's ids are not unique
+    position: int = 0  # in the file, from 0, because LLaVA's ids are not unique
     file: str = ""
 
     @property
@@ -57,7 +57,7 @@ class _Sample(BaseModel):
     @model_validator(mode="after")
     def _is_usable(self) -> _Sample:
         image, texts = self.image, [message.value for message in self.conversations]
-        "".join(texts).encode()  # a ValueError for half a character (a lone surrogate)
+        "".join(texts).encode()  # raises ValueError for half a character (a lone surrogate)
         if image is not None and (os.path.isabs(image) or ".." in image.split("/") or "\0" in image):
             raise ValueError(f"the image {printable(image)} is outside the folder of images")
         if [message.speaker for message in self.conversations] != ["human", "gpt"] * (len(texts) // 2):
@@ -86,13 +86,13 @@ def read_samples(json_file: str | Path) -> Iterator[Any]:
 
 
 def parse_sample(sample: Any, index: int, file: str) -> Conversation:
-    """Check one entry and take it apart; no file is looked for.
+    """Check and parse one entry, without looking for its image file.
 
     Human and gpt take turns, human first and gpt last. A sample with `image` has `<image>` once, at the start or the
     end of its first human turn; no other text has it. Ids may repeat or be left out.
 
     Raises:
-        InputError: names file, index and id, and the fault.
+        InputError: the entry cannot be used; the message names file, index, id and fault.
     """
     try:
         parsed = _Sample.model_validate(sample)
@@ -107,18 +107,18 @@ def parse_sample(sample: Any, index: int, file: str) -> Conversation:
 
 
 def filter_conversations(source: Path, target: Path, images: str) -> tuple[Counter[str], str]:
-    """Write to `target` the samples of `source` whose image's path starts with `images`, unchanged and in order.
+    """Write the samples of `source` whose image path starts with `images` to `target`, unchanged and in order.
 
-    Samples without an image are left out, and so are samples that training would refuse.
+    Samples without an image, and samples that training would refuse, are left out.
 
     Args:
         source: LLaVA's JSON.
-        target: JSON of the same form, one sample per line.
+        target: a JSON list with one sample per line.
         images: start of the path, such as "coco/".
 
     Returns:
-        The numbers of samples "kept", of "other images", "text only" and "unusable", and the fault of the first
-        unusable sample.
+        The number of samples for each of "kept", "other images", "text only" and "unusable", and the fault of the
+        first unusable sample.
 
     Raises:
         InputError: `source` cannot be read, is `target`, or no sample is left.

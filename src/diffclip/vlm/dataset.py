@@ -1,8 +1,8 @@
-"""Conversations as a dataset: an index on disk in place of lists in memory, items, batches, and their order.
+"""Conversations as a dataset: an index on disk instead of lists in memory, items, batches, and the order of samples.
 
-LLaVA's JSON is a list of 600,000 samples and more. It is read once, checked, and written to the cache folder as one
-line per sample, beside a NumPy array with each line's place and the lengths of its texts. Training processes map that
-array and read single lines.
+LLaVA's JSON is a list of 600,000 samples or more. The first use checks them all and writes an index to the cache
+folder: a file with one line per sample, and a NumPy array with the position of each line and the lengths of its texts.
+Training processes map the array into memory and read single lines.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from diffclip.files import cache_folder, disk_errors, others_wait, printable, wr
 from diffclip.vlm.chat import IGNORED, Template, encode
 from diffclip.vlm.conversations import Conversation, Turn, parse_sample, read_samples
 
-_FORMAT = 2  # counts up when lines or entries change, so that older indexes are not read
-# English in vocabularies of 100,000 words and more has 4 to 4.5 letters per token
+_FORMAT = 2  # increase it when the format of lines or entries changes, so that old indexes are not read
+# English text has 4 to 4.5 letters per token in vocabularies of 100,000 tokens or more
 _LETTERS_PER_TOKEN = 4.0
 # tokens that the template "chat" adds to a conversation, and to each of its turns
 _AROUND, _AROUND_TURN = 20, 10
 
 
 class Conversations(Sequence[Conversation]):
-    """Conversations of a JSON `file` that are read from its index one at a time."""
+    """The conversations of a JSON `file`, read from its index one at a time."""
 
     def __init__(self, file: str, index: Path) -> None:
         self.file, self._lines = file, index / "lines.jsonl"
-        # of each sample: place and bytes of its line, letters of questions and of answers, turns, 1 if it has an image
+        # a row per sample: offset and bytes of its line, letters in questions and in answers, turns, has an image
         self._entries = np.load(index / "entries.npy", mmap_mode="r")
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Conversations(Sequence[Conversation]):
 
     @property
     def digest(self) -> str:
-        """Identify the samples in their order, wherever the file lies."""
+        """The SHA-256 of the samples in their order; it does not depend on the path of the file."""
         with self._lines.open("rb") as lines:
             return hashlib.file_digest(lines, "sha256").hexdigest()
 
@@ -70,7 +70,7 @@ class Conversations(Sequence[Conversation]):
         return np.asarray(self._entries[:, -1] > 0, np.bool_)
 
     def token_counts(self, template: str, image_tokens: int, max_length: int) -> NDArray[np.float64]:
-        """Estimate the tokens [n] of each sample from its letters, its image's included, at most `max_length`."""
+        """Estimate the number of tokens [n] of each sample from its letters and image, at most `max_length`."""
         _, _, questions, answers, turns, image = self._entries.T
         if template == "plain":
             words = 1 + answers / _LETTERS_PER_TOKEN
@@ -84,7 +84,7 @@ def open_conversations(json_file: str | Path, images: str | Path) -> Conversatio
 
     Args:
         json_file: a JSON list, or JSON lines.
-        images: folder that the images' paths start from; every image must be there, but none is opened.
+        images: folder that the images' paths start from; every image must exist, but none is opened.
 
     Raises:
         InputError: the file cannot be read, a sample cannot be used (`parse_sample`), images are missing, or the cache
@@ -111,7 +111,7 @@ def open_conversations(json_file: str | Path, images: str | Path) -> Conversatio
 
 
 def _missing(folder: Path, names: set[str]) -> list[str]:
-    """Look for images by listing folders: on network disks far faster than half a million single look-ups."""
+    """Find missing images by listing folders: on network disks far faster than half a million single look-ups."""
     parents = {os.path.dirname(name): set[str]() for name in names}
     for parent, there in parents.items():
         if (folder / parent).is_dir():
@@ -135,9 +135,9 @@ def _make_index(file: Path, folder: Path) -> None:
 
 
 class ConversationSet(Dataset[dict[str, Any]]):
-    """Tokenize conversations by a LlavaProcessor, as `encode` does, and open their images in the folder `images`.
+    """Tokenize conversations with `encode` and a LlavaProcessor, and open their images in the folder `images`.
 
-    An item is `input_ids` and `labels` (lists of one length), and `pixel_values` [3, H, W] (float32) where the sample
+    An item has `input_ids` and `labels` (lists of equal length), and `pixel_values` [3, H, W] (float32) if the sample
     has an image. Nothing is random. A sample that cannot be used raises `InputError`.
     """
 
@@ -168,10 +168,10 @@ class ConversationSet(Dataset[dict[str, Any]]):
 
 
 def collate(items: Sequence[dict[str, Any]], padding: int = 0) -> dict[str, Tensor]:
-    """Make a batch of items of a `ConversationSet`, padded on the right with the token `padding`.
+    """Make a batch from items of a `ConversationSet`, padded on the right with the token `padding`.
 
-    `input_ids`, `attention_mask` and `labels` are [B, L]; `pixel_values` [P, 3, H, W] has the images of the P samples
-    that have one, in their order, and is left out if none has.
+    `input_ids`, `attention_mask` and `labels` are [B, L]. `pixel_values` [P, 3, H, W] holds the images of the P samples
+    with an image, in their order; a batch without images has no `pixel_values`.
     """
     ids = [torch.tensor(item["input_ids"]) for item in items]
     labels = [torch.tensor(item["labels"]) for item in items]
@@ -185,12 +185,12 @@ def collate(items: Sequence[dict[str, Any]], padding: int = 0) -> dict[str, Tens
 
 
 class GroupedOrder(Sampler[int]):
-    """Draw batches of `batch_size` at random, and sort each by the `lengths` of its samples, the longest first.
+    """Draw batches of `batch_size` at random, and sort each batch by the `lengths` of its samples, longest first.
 
-    A batch is computed in passes of neighbors, over GPUs and in time, so that each pass pads little; which samples are
-    in a batch, and so the gradient, does not depend on lengths. A batch has samples that all have an image or all have
-    none, as `has_image` says; the rest of both ends the epoch. LLaVA does the same (`llava_trainer.py`,
-    `get_modality_length_grouped_indices`).
+    A batch is split into passes over GPUs and over time. Each pass takes neighboring samples, so it has little padding.
+    Lengths do not decide which samples are in a batch, so they do not change the gradient. All samples of a batch have
+    an image, or none has (`has_image`); only the last batches of an epoch mix both. LLaVA does the same
+    (`llava_trainer.py`, `get_modality_length_grouped_indices`).
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class GroupedOrder(Sampler[int]):
         self._batch_size, self._seed, self._epoch = batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw another order for each epoch; StageTrainer calls this."""
+        """Set the epoch, so that each epoch has another order; `Reporter` calls this."""
         self._epoch = epoch
 
     def __len__(self) -> int:

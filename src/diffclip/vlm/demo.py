@@ -1,7 +1,7 @@
 """`diffclip vlm demo`: towers, language model and both stages on the built-in scenes, for CLIP and DiffCLIP.
 
-Both models have the same images, language model, conversations, order and budget. Every finished part is used again,
-and a stopped one goes on.
+Both models have the same images, language model, conversations, order and budget. A second call reuses finished parts
+and continues a stopped part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIZE, _SEED = 64, 0
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Numbers of images, of those `talked` about `talks` times; `tower` and `recipe` are changes to the recipes."""
+    """Image counts, `talks` conversations about each of `talked` images, and recipe changes (`tower`, `recipe`)."""
 
     train: int = 6000
     val: int = 500
@@ -48,18 +48,18 @@ def train_models(
     showing: Callable[[str], AbstractContextManager[Progress]],
     settings: DemoSettings,
 ) -> list[Path]:
-    """Train everything in `folder`, and return the runs of stage 2: CLIP's and DiffCLIP's of each seed.
+    """Train everything in `folder`; return the stage 2 runs of CLIP and DiffCLIP for each seed.
 
-    FOLDER/questions has the questions to ask them. A seed is that of the tower, the connector and the order; language
-    model and conversations are common.
+    FOLDER/questions has the questions for these models. A seed decides the tower, the connector and the order of
+    samples. The language model and the conversations are the same for all seeds.
 
     Args:
         say: called with a line for the user.
-        showing: makes the progress of a part by its name.
+        showing: makes the progress display of a part from its name.
 
     Raises:
         InputError: the folder has other files, or the disk is full.
-        StoppedError: a signal asked to stop a training; the next call goes on.
+        StoppedError: a signal asked to stop a training; the next call continues it.
     """
 
     def make(part: str, path: Path, write: Callable[[Path, Progress], object], last_file: str = "") -> None:

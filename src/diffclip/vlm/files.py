@@ -32,7 +32,7 @@ def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
 
 
 def load_vlm(source: str | Path) -> tuple[Any, Any]:
-    """Load a connected model, in evaluation mode on the CPU, and its processor from a run or from its own folder."""
+    """Load a connected model (evaluation mode, on the CPU) and its processor, from a run or a saved model."""
     folder = model_folder(source)
     with explained(f"{folder} {_NO_MODEL}", _WANTED):
         model = read_whole(_untyped.AutoModelForImageTextToText, folder, folder, trust_remote_code=False)
@@ -45,7 +45,7 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
 
 
 def model_folder(source: str | Path) -> Path:
-    """Return the folder with the weights: `source`, or the model of the run `source`."""
+    """Return the folder with the weights: `source` itself, or the model folder in the run `source`."""
     folder = Path(source)
     for candidate in (folder, folder / MODEL_FOLDER):
         if (candidate / "config.json").is_file():
@@ -60,7 +60,7 @@ def model_folder(source: str | Path) -> Path:
 
 
 def load_vision(source: str) -> tuple[Any, Any]:
-    """Load a vision tower, a DiffCLIPVisionModel, and its image processor; `source` is as for `load_for_use`."""
+    """Load a vision tower (a DiffCLIPVisionModel) and its image processor; `source` is as in `load_for_use`."""
     if find_model(source) is None:
         raise InputError(
             f"vision {source} is a model's name and has no weights: give a run, a saved folder or hf-hub:OWNER/NAME"
@@ -84,9 +84,9 @@ def load_language_model(source: str) -> tuple[Any, Any]:
 
 
 def identify(source: str | Path) -> dict[str, Any]:
-    """Return the `model`, `weights` and `seed` of records about the model in `source`, a saved model or a run.
+    """Return the fields `model`, `weights` and `seed` for records of the model in `source`, a saved model or a run.
 
-    `model` is the name of the run without seed and stage, or of the saved folder.
+    `model` is the name of the run or of the saved folder, without seed and stage.
     """
     folder = model_folder(source)
     run = folder.resolve().parent

@@ -1,8 +1,8 @@
-"""A small language model of Qwen2's architecture that has read about scenes alone, trained in minutes.
+"""A small language model with Qwen2's architecture, trained in minutes on texts about scenes only.
 
-It learns in text the task that it will have with images: a description of a scene takes the place of the patches, and
-questions follow. To find the words that a question shares with the text before it takes far fewer steps in text than
-with images, and is learned once for all vision towers.
+The texts teach the task that the model will have with images: a description of a scene takes the place of the patches,
+and questions follow. Finding the words that a question shares with the text before it is learned in far fewer steps
+from text than from images, and only once for all vision towers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, y
 from diffclip.vlm.train import StageTrainer
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# words and pieces; all words about scenes are single tokens
+# words and parts of words; every word about scenes is a single token
 _VOCABULARY = 1000
 _TOKENIZER_SCENES = 1000
-# texts of scenes that are never drawn, so that a model cannot know an image from its text
+# the texts are about scenes that are never drawn, so that a model cannot know an image from its text
 _FIRST_SCENE = 10_000_000
 _CAPTION_SHARE = 0.15
 _LENGTH = 1024  # tokens of the longest text
@@ -44,10 +44,10 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """Size of the model and length of its training: `first_steps` about colors alone, `steps` in all.
+    """Size of the model and length of its training: `steps` in all, the first `first_steps` about colors alone.
 
-    Yes/no questions give little to learn from. With shapes and numbers beside them from the first step on, answers stay
-    at chance many times as long.
+    Yes/no answers contain little to learn from. If the texts have shapes and numbers from the first step on, answers
+    stay at chance many times longer.
     """
 
     width: int = 128
@@ -59,9 +59,9 @@ class LanguageSettings:
 
 
 def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
-    """Train a language model and its tokenizer on texts about scenes, and save both to a new `folder` of transformers.
+    """Train a language model and its tokenizer on texts about scenes, and save both to a new `folder` for transformers.
 
-    It takes about three minutes on 2 CPU cores. A stopped training goes on from its checkpoints in FOLDER.training.
+    Training takes about three minutes on 2 CPU cores. A stopped training continues from checkpoints in FOLDER.training.
     """
     folder = Path(folder)
     run = folder.with_name(f"{folder.name}.training")
@@ -119,7 +119,7 @@ def _texts() -> Iterator[str]:
         specs, background, dice = _scene(index)
         yield from write_captions(specs, background, dice)
         for turn in [*yes_no_turns(specs, dice.pick(tuple(TOPICS)), _often(), dice), open_turn(specs, dice)]:
-            # one by one, so that no word has a space before it
+            # separate texts, so that the first word of each has no space before it
             yield turn.question
             yield turn.answer
 
@@ -145,7 +145,7 @@ def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
         intermediate_size=3 * settings.width,
         max_position_embeddings=_LENGTH,
         tie_word_embeddings=True,
-        initializer_range=0.05,  # with the usual 0.02 narrow layers leave chance later
+        initializer_range=0.05,  # with the usual 0.02 narrow models stay at chance longer
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -156,7 +156,7 @@ def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
 
 
 class _Lessons(Dataset[dict[str, list[int]]]):
-    """Token ids and labels of a text about each scene, in the order of the training."""
+    """Token ids and labels of one text per scene, in training order."""
 
     def __init__(self, tokenizer: Any, settings: LanguageSettings) -> None:
         self._processor, self._settings = SimpleNamespace(tokenizer=tokenizer, image_token=IMAGE), settings
@@ -175,7 +175,7 @@ class _Lessons(Dataset[dict[str, list[int]]]):
             return {"input_ids": read + learned, "labels": [IGNORED] * len(read) + learned}
         turns = yes_no_turns(specs, "colours" if is_early else dice.pick(tuple(TOPICS)), _often(), dice)
         others = [color_turn(specs)] if is_early else [open_turn(specs, dice), open_turn(specs, dice)]
-        # yes/no questions are easier after answers that the description alone gives; both orders are needed
+        # yes/no questions are easier after answers that need the description alone; both orders are needed
         turns = [*others, *turns] if dice.chance(0.5) else [*turns, *others]
         turns[0] = Turn(f"{describe(specs, dice)}\n{turns[0].question}", turns[0].answer)
         ids, labels = encode(Conversation("", None, tuple(turns)), self._processor, "chat", _LENGTH)

@@ -1,7 +1,7 @@
-"""transformers' Llava classes around our vision tower, and `connect`, which puts a model together from its parts.
+"""transformers' Llava classes around our vision tower, and `connect`, which builds a model from its parts.
 
-transformers' own Llava has a connector of two layers (`mlp2x_gelu`). The paper's is one layer (Section 5.1, "linear"),
-as in LLaVA (arXiv:2304.08485) and TinyLLaVA; for it there is a subclass that differs in nothing else.
+The connector of transformers' Llava has two layers (`mlp2x_gelu`). The paper's connector has one layer (Section 5.1,
+"linear"), as in LLaVA (arXiv:2304.08485) and TinyLLaVA. A subclass replaces the connector and changes nothing else.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from diffclip.errors import InputError
 from diffclip.vlm.chat import CHAT_TOKENS, chat_template
 
 IMAGE_TOKENS = ("<image>", "<|image_pad|>")
-"""Names of the token that stands for a patch: LLaVA's, which is added if both are missing, and Qwen2.5's."""
+"""Names of the token that stands for one patch, in LLaVA and in Qwen2.5. If both are missing, LLaVA's is added."""
 FEATURE_LAYER = -2
-"""The output of the block before the last, without the final norm and the class token, as LLaVA and TinyLLaVA do."""
+"""Use the output of the second-to-last block without final norm and class token, as LLaVA and TinyLLaVA do."""
 
 _untyped: Any = transformers  # mypy refuses calls of functions without types
 
@@ -57,7 +57,7 @@ CONNECTORS: dict[str, Any] = {
 
 
 def connector_of(config: Any) -> str:
-    """Return the name in `CONNECTORS` of the connector of a model with this configuration."""
+    """Return the connector of a model with this configuration, by its name in `CONNECTORS`."""
     for name, kind in CONNECTORS.items():
         if config.model_type == kind.config_class.model_type:
             return name
@@ -74,21 +74,20 @@ def connect(
     connector: str = "linear",
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Put together a model that answers questions about images, and its processor; the parts are copied.
+    """Build a model that answers questions about images, and its processor, from copies of the parts.
 
     Args:
-        vision: a DiffCLIPVisionModel of two layers or more, without registers; `image_processor` is its own.
-        language_model: a causal language model of transformers in float32, built as Llama and Qwen2 are.
-        tokenizer: the language model's; ChatML's tokens are added if they are missing.
-        connector: a name in `CONNECTORS`; its weights are drawn from `seed` as torch's linear layers are, like LLaVA's.
+        vision: a DiffCLIPVisionModel with at least two layers and no registers; `image_processor` is its processor.
+        language_model: a causal language model of transformers in float32, with the structure of Llama and Qwen2.
+        tokenizer: the language model's tokenizer; its copy gets ChatML's tokens if they are missing.
+        connector: a name in `CONNECTORS`; `seed` draws its weights as torch initializes linear layers, as in LLaVA.
 
     Returns:
-        model: in evaluation mode. On text alone it gives the language model's logits, bit by bit.
-        processor: a LlavaProcessor; each image takes as many image tokens as the tower has patches.
+        model: in evaluation mode. For text without images its logits equal the language model's, bit by bit.
+        processor: a LlavaProcessor; an image becomes one image token per patch of the tower.
 
     Raises:
-        InputError: a vision tower with registers, or a language model that Llava's classes would compute in another
-            way.
+        InputError: the vision tower has registers, or Llava's classes would compute the language model differently.
     """
     if vision.config.registers:
         raise InputError(
@@ -115,7 +114,7 @@ def connect(
         patch_size=vision.config.patch_size,
         vision_feature_select_strategy="default",
         image_token=image_token,
-        num_additional_image_tokens=1,  # the class token, which "default" leaves out again
+        num_additional_image_tokens=1,  # the class token, which "default" removes again
     )
     processor.chat_template = chat_template(processor)
     model.config.image_token_index = processor.image_token_id
@@ -125,7 +124,7 @@ def connect(
 
 
 def freeze(model: Any, stage: int) -> None:
-    """Leave trainable the connector, and in stage 2 the language model too."""
+    """Freeze all weights except those of the connector and, in stage 2, of the language model."""
     model.requires_grad_(False)
     model.model.multi_modal_projector.requires_grad_(True)
     if stage == 2:
@@ -134,7 +133,7 @@ def freeze(model: Any, stage: int) -> None:
 
 
 def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> Any:
-    """Put copies of the parts into a model that is made without weights of its own."""
+    """Build a model on the meta device, without weights, and put copies of the parts into it."""
     kind = CONNECTORS[connector]
     tower, decoder = copy.deepcopy(vision), copy.deepcopy(language_model.base_model)
     tied = bool(language_model.config.tie_word_embeddings)
@@ -165,7 +164,7 @@ def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> An
 
 
 def _check_same(model: Any, language_model: Any) -> None:
-    """Refuse a language model whose computation before or after its layers Llava's classes leave out."""
+    """Refuse a language model if Llava's classes give other logits or lack the bias of its output layer."""
     rows = language_model.get_input_embeddings().weight.shape[0]
     probe = torch.arange(1, 9, device=language_model.device)[None] % rows
     with torch.no_grad():
@@ -178,7 +177,7 @@ def _check_same(model: Any, language_model: Any) -> None:
 
 
 def _generation(language_model: Any, tokenizer: Any) -> Any:
-    """Generate greedily, to the end of a turn, without the language model's own sampling and repetition settings."""
+    """Configure greedy generation to the end of a turn; drop the language model's sampling and repetition settings."""
     own = getattr(language_model.generation_config, "eos_token_id", None)
     ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *(own if isinstance(own, list) else [own])]
     return _untyped.GenerationConfig(

@@ -16,7 +16,7 @@ STAGES = (1, 2)
 
 
 class StageRecipe(Keys):
-    """The data and the training settings of one stage. The defaults are LLaVA's where its stages agree."""
+    """Data and training settings of one stage. If both stages of LLaVA use the same value, it is the default."""
 
     json_file: str = Field(alias="json", description="conversations in LLaVA's JSON")
     images: str = Field(description="folder that the images' paths start from")
@@ -30,7 +30,7 @@ class StageRecipe(Keys):
     save_every: int = Field(default=500, gt=0, description="steps")
 
     def passes(self, world: int) -> int:
-        """Return the passes of a step on each of `world` processes."""
+        """Return the number of passes per step (gradient accumulation) on each of `world` processes."""
         at_once = self.per_device_batch_size * world
         if self.batch_size % at_once:
             raise InputError(
@@ -41,21 +41,21 @@ class StageRecipe(Keys):
 
 
 class VLMRecipe(Keys):
-    """All settings of a run; each stage is a run of its own, and a recipe may have one or both."""
+    """All settings. Each stage is a run of its own, and a recipe may have one stage or both."""
 
     vision: str = Field(description="a run or saved folder, a published file, hf-hub:OWNER/NAME")
     language_model: str = Field(description="a folder, or OWNER/NAME on the Hugging Face hub")
     connector: Literal["linear", "mlp2x_gelu"] = "linear"
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_length: int = Field(default=2048, gt=1, description="tokens of a sample, its image's included")
-    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 where the hardware computes it natively
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 if the hardware computes it natively
     gradient_checkpointing: bool = False
     workers: int = Field(default=0, ge=0, description="processes on each GPU that load samples")
     stage1: StageRecipe | None = None
     stage2: StageRecipe | None = None
 
     def stage(self, number: int) -> StageRecipe:
-        """Return the settings of stage 1 or 2; `InputError` if it is left out."""
+        """Return the settings of stage 1 or 2; raise `InputError` if the recipe does not have it."""
         part = self.stage1 if number == 1 else self.stage2
         if part is None:
             raise InputError(
@@ -64,11 +64,11 @@ class VLMRecipe(Keys):
         return part
 
     def only(self, stage: int) -> VLMRecipe:
-        """Return the recipe without the other stage, as a run keeps it in recipe.yaml."""
+        """Return the recipe without the other stage, as recipe.yaml in the run folder has it."""
         return self.model_copy(update={f"stage{3 - stage}": None})
 
     def to_yaml(self) -> str:
-        """Write every key that has a value."""
+        """Return the YAML of every key that has a value."""
         fields = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 

@@ -1,9 +1,9 @@
-"""Conversations and questions about the built-in scenes: LLaVA's JSON for both stages, and POPE's question files.
+"""Conversations about the built-in scenes, in LLaVA's JSON, for both stages.
 
-No answer follows from the earlier ones of its conversation. Each yes/no question is a coin flip, and a conversation has
-at most as many as its image has colors (or kinds of objects), so that a yes is always possible. With a fixed number of
-yes, or with more questions, later answers would follow from earlier ones, and a model would learn to count instead of
-to look.
+No answer follows from earlier answers of its conversation. Each yes/no answer is a coin flip. A conversation has at
+most as many yes/no questions as its image has colors (or kinds of objects), so that a yes is always possible. With a
+fixed number of yes answers, or with more questions, later answers would follow from earlier answers. A model would then
+learn to count instead of learning to look at the image.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from diffclip.vlm.conversations import IMAGE, Turn
 STAGE_FILES = ("stage1.json", "stage2.json")
 _REQUEST = "Describe the picture."
 _CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
-_PART = 500  # images of a folder, which is written whole: some seconds
+_PART = 500  # images per folder; a folder is written whole or not at all, in some seconds
 
 
 def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
     """List the colors and kinds of objects in many scenes by topic, the most frequent first.
 
-    "Popular" questions ask for them where they are absent.
+    "Popular" questions ask for the most frequent things that an image does not have.
     """
     present = [sorted(TOPICS["kinds"].present(scene)) for scene in scenes]
     return {
@@ -44,16 +44,16 @@ def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
 def write_conversations(
     folder: Path, images: int, talks: int, size: int, seed: int, progress: Progress
 ) -> None:
-    """Write `images`, `stage1.json` and, last, `stage2.json` to `folder`; a stopped call goes on at the next one.
+    """Write `images`, `stage1.json` and, last, `stage2.json` to `folder`; after a stop, the next call continues.
 
-    The images are of the train split, with one to four objects; POPE's questions are about the test split, which has
-    other scenes. Stage 1 has a caption for each image. Stage 2 has yes/no questions, half of the conversations about
-    colors and half about kinds of objects, most followed by an open question, and some captions.
+    The images are of the train split, with one to four objects; POPE's questions are about other scenes, of the test
+    split. Stage 1 has a caption for each image. In stage 2, some conversations are captions. The others have yes/no
+    questions, half of them about colors and half about kinds of objects, and most of them also have an open question.
 
     Args:
         images: number of images.
-        talks: conversations of stage 2 about each image.
-        size: of the images in pixels.
+        talks: number of conversations about each image in stage 2.
+        size: height and width of the images in pixels.
 
     Raises:
         InputError: the folder cannot be written.
@@ -84,7 +84,7 @@ def write_conversations(
 def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]], dice: Dice) -> list[Turn]:
     """Ask as many yes/no questions as the scene has colors or kinds, each with even chances for yes and no.
 
-    Each "no" asks for something absent as one of POPE's three splits does; `often` is from `count_things`.
+    A "no" question asks for an absent thing, chosen as in one of POPE's three splits; `often` is from `count_things`.
     """
     present_in, absent_from, ask = TOPICS[topic]
     left = dice.shuffle(present_in(specs))
@@ -126,7 +126,7 @@ def open_turn(specs: Sequence[Spec], dice: Dice) -> Turn:
 
 
 def describe(specs: Sequence[Spec], dice: Dice) -> str:
-    """Name all objects of a scene with their colors in one phrase, in place of an image."""
+    """Name all objects of a scene with their colors in one phrase, for texts without an image."""
     groups: dict[tuple[str, str], list[Spec]] = {}
     for spec in specs:
         groups.setdefault((spec.color, spec.shape), []).append(spec)

@@ -1,1 +1,1 @@
-"""The page of `diffclip explore`: where two models look, and a search of a folder. Needs gradio, the group `web`."""
+"""The page of `diffclip explore`: where two models look, and a search of a folder. Needs gradio (the extra `web`)."""

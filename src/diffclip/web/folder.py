@@ -1,4 +1,4 @@
-"""The searched folder: an index for each model, brought up to date in the background, and thumbnails."""
+"""Search a folder of images: one index per model, which is updated in the background, and thumbnails."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _THUMBNAIL = 240
 
 
 class SearchedFolder:
-    """Images of `folder`, by each of `models`."""
+    """Search the images of `folder` with each of `models`."""
 
     def __init__(self, folder: Path, models: Sequence[Shown]) -> None:
         find_images([folder])
-        # a look records attention in the layers of its model, so an index has a copy
+        # `look` records attention in the layers of its model, so each index gets its own copy of the model
         self._indexes = {
             one.name: ImageIndex(folder, replace(one.loaded, model=copy.deepcopy(one.loaded.model)))
             for one in models
@@ -36,23 +36,23 @@ class SearchedFolder:
         self._thread = threading.Thread(target=self._update, name="index", daemon=True)
 
     def start(self) -> None:
-        """Begin to bring the indexes up to date, in a thread."""
+        """Start to update the indexes, in a thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the update where it is; the next one goes on from there."""
+        """Stop the update; the next update continues from there."""
         self._closing = True
         self._thread.join(timeout=10)
 
     def status(self) -> str:
-        """A line on each index."""
+        """Return the state of all indexes, in one line."""
         several = len(self._lines) > 1
         return " · ".join(f"{name}: {line}" if several else line for name, line in self._lines.items())
 
     def search(self, name: str, query: str | Image.Image, top: int) -> list[tuple[str, float, str | None]]:
-        """Find images by the model `name`: file within the folder, cosine and the thumbnail's address.
+        """Find images with the model `name`: file within the folder, cosine and the thumbnail's address.
 
-        The address is None for an image that cannot be shown, or that a link leads to outside the folder.
+        The address is None for an image that cannot be read, and for a link to a file outside the folder.
         """
         index = self._indexes[name]
         hits = index.search_text(query, top) if isinstance(query, str) else index.search_image(query, top)
@@ -84,7 +84,7 @@ class SearchedFolder:
                 update = index.update(progress, batch_size=16)
             except StoppedError:
                 return
-            # the page goes on without the rest of this index
+            # the page keeps working without the rest of this index
             except Exception as error:
                 self._lines[name] = f"not updated: {error}"
                 continue

@@ -1,7 +1,4 @@
-"""One model's look at one image and some texts: how well each text fits, where the model looks, and how focused it is.
-
-Shapes: T texts, N tokens of an image (the class token and h·w patches), S image size.
-"""
+"""One model's look at an image and texts: how well each text fits, where the model looks, and how focused it is."""
 
 from __future__ import annotations
 
@@ -36,10 +33,10 @@ METHODS = {
     "patch": "A patch",
     "segmentation": "Segmentation",
 }
-"""Maps by name: the text's relevance by two methods (last layer), rollout (all layers), and the class token's row of A
-or A1 − λ·A2, of A1 and of A2, mean over the heads of the last layer; and no `Map`: a patch's row of A or A1 − λ·A2 in
-the same place, and the nearest text of each place."""
-EDGE = 96  # of drawn maps, in pixels; the browser smooths further
+"""Titles of the maps by name: relevance for a text by two methods (last layer), rollout (all layers), and the class
+token's row of A or A1 − λ·A2, of A1 and of A2 (mean over the heads of the last layer). "patch" and "segmentation" have
+no `Map`: a patch's row of the same A or A1 − λ·A2, and the nearest text at each place."""
+EDGE = 96  # edge of drawn maps in pixels; the browser smooths them further
 PAIR_MAPS = ("A1", "A2")  # the maps that only differential layers have
 
 
@@ -47,9 +44,9 @@ PAIR_MAPS = ("A1", "A2")  # the maps that only differential layers have
 class Map:
     """A map over the patches, [h, w], and its numbers.
 
-    `numbers` holds measures of `diffclip.focus.measures` by name: entropy, effective_patches, top10 where there are
-    more patches; class_token where the map has the class token's own share; auroc, inside and area (the object's share
-    of the image) with a mask. A map of zeros has class_token at most.
+    `numbers` holds measures of `diffclip.focus.measures` by name: entropy and effective_patches; top10 if there are
+    more than ten patches; class_token (the share on the class token itself) for attention; auroc, inside and area (the
+    object's share of the image) if there is a mask. A map of zeros has at most class_token.
     """
 
     values: npt.NDArray[np.float32]
@@ -58,10 +55,13 @@ class Map:
 
 @dataclass(frozen=True)
 class Look:
-    """`cosines` and `probabilities` are by text; `maps` by (method, text), with text None where all texts share it;
-    `lambdas` by tower, empty where layers have none of their own; `attention` the kinds of both towers; `segments`
-    [EDGE, EDGE] the number of the text that is nearest to each place, by the last layer's values and bilinear in
-    between, as in `evaluation.segmentation`; `patches` [h·w, h, w] where each patch looks."""
+    """How a model sees an image and texts: `cosines` and `probabilities` by text, and `maps` by (method, text).
+
+    The text is None for a map that all texts share. `lambdas` is by tower, empty if the layers have no λ of their own.
+    `attention` names the kinds of both towers. `segments` [EDGE, EDGE] has the number of the nearest text at each
+    place, by the last layer's values and bilinear in between, as in `evaluation.segmentation`. `patches` [h·w, h, w]
+    has the map of each patch: where it looks.
+    """
 
     cosines: list[float]
     probabilities: list[float]
@@ -72,7 +72,7 @@ class Look:
     patches: npt.NDArray[np.float32]
 
     def find(self, method: str, text: int | None) -> Map | None:
-        """The map of `method` for the text; None where the model has none (A1 and A2 of a plain one)."""
+        """Return the map of `method` for the text; None if the model has none (A1 and A2 of a plain model)."""
         return self.maps.get((method, text), self.maps.get((method, None)))
 
 
@@ -85,11 +85,11 @@ def look(
     """Show `image` and `texts` to a model.
 
     Args:
-        loaded: the model; left as it was. Not for several threads at once.
+        loaded: the model, which is left unchanged. Only one thread may use it at a time.
         image: RGB.
         texts: at least one.
-        masks: by text, the place of its object, [H, W] as the image. Attention, which knows no text, is measured with
-            them as well.
+        masks: by text, the mask of its object, [H, W] as the image. Attention and rollout, which do not depend on the
+            texts, are measured with each mask.
 
     Raises:
         InputError: the model's numbers are not finite.
@@ -127,7 +127,7 @@ def look(
             maps[name, index] = _map(found[0, index].flatten(), covered.get(index), {})
     for name, row in rows.items():
         own = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
-        # a map without a text still has numbers for each text's object
+        # a map that does not depend on the text is measured with each text's object
         for place in (None, *covered):
             maps[name, place] = _map(patch_part(row), covered.get(place), own)
     return Look(
@@ -142,8 +142,8 @@ def look(
 
 
 def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) -> Tensor | None:
-    """Compute the share of each patch that the object covers, [side²] in row order; None if the model sees nothing of
-    it, or nothing else."""
+    """Compute the share of each patch that the object covers, [side²] in row order; None if the model's crop
+    shows nothing of the object, or nothing else."""
     box = crop_box(mask.shape[::-1], preprocess.image_size, preprocess.resize)
     parts = torch.from_numpy(share_of_patches(mask, box, side)).float().flatten()
     return parts if 0 < float(parts.mean()) < 1 else None

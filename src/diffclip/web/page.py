@@ -24,20 +24,20 @@ from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
 from diffclip.web.results import Shown, gallery, image_uri, message, results
 
-MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000  # of an image that a visitor uploads
+MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000  # limits of an uploaded image
 MAX_TEXTS, MAX_LETTERS = 32, 300
-_WAITING = 32  # requests that wait for their turn; gradio tells further ones that the queue is full
+_WAITING = 32  # maximum number of waiting requests; gradio answers further requests that the queue is full
 _OPACITY, _TOP, _THUMBNAIL, _IMAGE_EDGE = 60, (12, 48), 96, 480
 
 _SCENES = (22, 4, 17, 30, 43, 47, 25, 6)
-"""Of the test split, which no recipe trains on: two objects or more on eight different grounds."""
+"""Scenes of the test split, which no recipe trains on: each has two objects or more; all seven backgrounds occur."""
 _SCENE_SIZE, _ABSENT = 256, 2
 
 _HERE = Path(__file__).parent
 STYLE = (_HERE / "style.css").read_text(encoding="utf-8")
 SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8")
 _SHOW = "(text, method, opacity) => window.diffclipShow(text, method, opacity)"
-# one request computes at a time: a model is not for several threads
+# one request computes at a time, because threads must not share a model
 _COMPUTED: dict[str, Any] = {
     "concurrency_id": "models",
     "concurrency_limit": 1,
@@ -48,7 +48,7 @@ _QUICK = _COMPUTED | {"concurrency_id": "quick", "concurrency_limit": 4, "show_p
 
 
 class ShownScene(NamedTuple):
-    """`texts` name the objects, and two absent ones; `masks` [H, W] are by text, for the objects of the scene."""
+    """A built-in scene. `texts` name its objects and two absent ones; `masks` has its objects' masks [H, W] by text."""
 
     name: str
     image: Image.Image
@@ -86,7 +86,7 @@ def build(models: Sequence[Shown], folder: SearchedFolder | None) -> gr.Blocks:
             image = _see(models)
         with gr.Tab("Search"):
             status = _search([shown.name for shown in models], folder)
-        # the first image is no initial value: that would be a file, and files are removed after a while
+        # set on load: an initial value would be a file, and gradio removes files after a while (`delete_cache`)
         page.load(lambda: shown_scenes()[0].image, None, image, **_QUICK)
         if folder is not None:
             page.load(lambda: _status(folder), None, status, **_QUICK)
@@ -98,9 +98,9 @@ def parse_texts(lines: str) -> list[str]:
     """Split texts, one per line; blank lines and repetitions are dropped.
 
     Raises:
-        InputError: there is none, or they are more than `MAX_TEXTS` or longer than `MAX_LETTERS`.
+        InputError: there is no text, there are more than `MAX_TEXTS`, or one is longer than `MAX_LETTERS`.
     """
-    # JSON can hold halves of surrogate pairs, which no answer could be written with
+    # JSON can hold halves of surrogate pairs, which cannot be encoded in an answer
     clean = lines.encode(errors="replace").decode()
     texts = list(dict.fromkeys(" ".join(line.split()) for line in clean.splitlines() if line.strip()))
     if not texts:
@@ -173,7 +173,7 @@ def _see(models: Sequence[Shown]) -> gr.Image:
 
 
 def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
-    """The part to search with; the line on the indexes."""
+    """Make the search tab, and return its line about the indexes."""
     if folder is None:
         hint = "Start the page with --folder IMAGES to search a folder by text or image."
         return gr.HTML(message(hint, bad=False))
@@ -229,7 +229,7 @@ def _status(folder: SearchedFolder) -> str:
 
 
 def _with_notice(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[..., tuple[Any, ...]]:
-    """`run` with errors as a message in the first of its outputs, the second empty and the rest as they are."""
+    """Wrap `run`: an error becomes a message in the first output, empties the second, and leaves the rest."""
 
     def running(*values: Any) -> tuple[Any, ...]:
         try:

@@ -1,4 +1,4 @@
-"""Looks and search hits as HTML. jinja2 escapes everything that comes from a visitor or a file's name."""
+"""Looks and search hits as HTML. Everything from a visitor or a file's name is escaped, by jinja2 or `escape`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Shown:
 
 
 def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[Shown]:
-    """Give each model, which comes with its source, a name and a color of its own."""
+    """Give each model of the pairs (source, model) a name and a color of its own."""
     names = [printable(Path(source).name or source) for source, _ in models]
     if len(set(names)) < len(names):
         names = [f"{printable(source)} ({place})" for place, (source, _) in enumerate(models, 1)]
@@ -77,9 +77,9 @@ def results(
     opacity: float,
     scene: bool,
 ) -> str:
-    """Put the models side by side, with all their maps; those of the first text and of `method` are visible.
+    """Put the models side by side, with all their maps; only the maps of the first text and of `method` are visible.
 
-    All maps of one kind have one scale, over both models and all texts.
+    All maps of one kind share one scale, over all models and texts.
 
     Args:
         seen: each model with its look and the part of the image that it saw.
@@ -140,7 +140,7 @@ def results(
 
 
 def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
-    """Show search results: file name, cosine and the thumbnail's address, None where the image cannot be shown."""
+    """Show search results: file name, cosine and the thumbnail's address, None if the image cannot be shown."""
     items = []
     for name, cosine, uri in hits:
         safe = escape(printable(name))
@@ -154,13 +154,13 @@ def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
 
 
 def message(text: str, bad: bool = True) -> str:
-    """A line for the visitor."""
+    """Make a line for the visitor: an error if `bad`, else a status."""
     kind = 'dc-message dc-bad" role="alert' if bad else 'dc-message" role="status'
     return f'<p class="{kind}">{escape(printable(text))}</p>'
 
 
 def image_uri(image: Image.Image, kind: str = "webp") -> str:
-    """An image as a `data:` address, so that nothing on the page is a file that could be asked for."""
+    """Encode an image as a `data:` address, so that the page needs no file that others could request."""
     buffer = io.BytesIO()
     image.save(buffer, kind, quality=88)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -182,7 +182,7 @@ def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scal
 
 
 def _atlas(look: Look, scale: Scale) -> dict[str, Any]:
-    """All maps of patches as tiles of one image, for the browser to choose from, in the place of their patches."""
+    """Join the maps of all patches to one image, each as a tile at its patch's place; the browser shows one tile."""
     side = look.patches.shape[1]
     tiles = look.patches.reshape(side, side, side, side).swapaxes(1, 2).reshape(side * side, side * side)
     return {"uri": _png_uri(scale.drawn(tiles, side * side)), "side": side, "middle": side // 2}
@@ -218,5 +218,5 @@ def _terms(found: Map) -> list[tuple[str, str, str]]:
 
 
 def _where(method: str, text: int | None, chosen: str) -> dict[str, Any]:
-    """For which choice a part of the page is visible."""
+    """Say for which choice a part of the page is visible, and if it is visible at first."""
     return {"method": method, "text": text, "visible": method == chosen and text in (0, None)}

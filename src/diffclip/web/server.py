@@ -1,4 +1,4 @@
-"""Serve the page by gradio's own server: for this machine alone unless asked otherwise, no connection to elsewhere."""
+"""Serve the page with gradio's server: by default for this machine only, and without connections to other hosts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from diffclip.errors import InputError
 from diffclip.model_source import Loaded
 
 _POLICY = (
-    # gradio's page would load a script and fonts from elsewhere; the browser does not
+    # gradio's page would load a script and fonts from other hosts; this makes the browser refuse them
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; object-src 'none'; base-uri 'self'; form-action 'self'"
 )
 
 
 def pick_port(host: str, port: int) -> int:
-    """Check that `host` and `port` can be listened at, before models are loaded; 0 picks a free port.
+    """Check before models are loaded that a server can listen at `host` and `port`; 0 picks a free port.
 
     Raises:
         InputError: the port is taken or reserved, or `host` is not an address of this machine.
@@ -45,7 +45,7 @@ def pick_port(host: str, port: int) -> int:
 def serve(page: AbstractContextManager[str]) -> None:
     """Keep the page of `served` open until the process is asked to stop."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # under nohup a closed terminal is ignored, and stays so
+        # nohup makes the process ignore that its terminal closes: keep it so
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     with page as address:
@@ -62,13 +62,13 @@ def served(
     auth: tuple[str, str] | None = None,
     browser: bool = False,
 ) -> Iterator[str]:
-    """Serve the page inside the block, in threads, and yield its address.
+    """Serve the page in threads while the block runs, and yield its address.
 
     Args:
         models: one or two, each with its source.
-        folder: images to search; their index is brought up to date meanwhile.
+        folder: images to search; their indexes are updated in the background.
         auth: a name and a password that visitors must give.
-        browser: open the page in a browser, where this machine has a screen.
+        browser: open the page in a browser if this machine has a screen.
     """
     # gradio's settings from the environment could open the page to others
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:

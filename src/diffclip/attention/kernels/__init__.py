@@ -1,1 +1,1 @@
-"""Differential attention as fused Triton kernels: one pass forward, two backward, no map is ever written to memory."""
+"""Differential attention as fused Triton kernels: one forward, two backward. No map is ever written to memory."""

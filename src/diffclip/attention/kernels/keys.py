@@ -1,4 +1,4 @@
-"""The backward pass, what belongs to a key: dk and dv. A program walks over the queries that see its keys."""
+"""The backward pass by keys: dk and dv. Each program walks over the queries that see its keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def backward_keys(
     SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Program: one block of keys of one pair of heads, with the rows' `do` and `sums` from `backward_rows`.
+    """Each program handles one block of keys of one pair of heads; `do` and `sums` come from `backward_rows`.
 
     Maps and their gradients are made transposed, [C, M]: keys down, queries across.
     """

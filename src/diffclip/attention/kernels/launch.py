@@ -1,7 +1,7 @@
-"""The kernels' launches: tensors and plan in, results out. No autograd here.
+"""Launch the kernels with the blocks of a plan. Autograd is in operator.py.
 
-Shapes as in `diffclip.differential_attention`; λ is float32 [B, H, N] (any strides), `stats` [B, H, 3, N] and `second`
-[B, H, N, e] are what the forward pass keeps for the backward one.
+Shapes are as in `diffclip.differential_attention`; λ is float32 [B, H, N] (any strides). The forward pass keeps `stats`
+[B, H, 3, N] and `second` [B, H, N, e] for the backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, lam: Tensor, gain: Tensor | None,
     causal: bool, eps: float, out_scale: float, keep: bool, out: Tensor, plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fill `out` [B, H, N, e]; returns `stats` and `second`, empty where the backward pass has no use for them."""
+    """Fill `out` [B, H, N, e]; return `stats` and `second`, each empty if the backward pass does not need it."""
     q, k, v = (_side_by_side(x) for x in (q, k, v))
     batch, heads, tokens, _ = v.shape
     stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
@@ -61,7 +61,7 @@ def backward(
     out: Tensor, stats: Tensor, second: Tensor, causal: bool, eps: float, out_scale: float,
     dq: Tensor, dk: Tensor, dv: Tensor, plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fill dq, dk and dv; returns the gradients of λ [B, H, N] and of the gain [e] (empty without one)."""
+    """Fill dq, dk and dv; return the gradients of λ [B, H, N] and of the gain [e] (empty without one)."""
     grad, q, k, v = (_side_by_side(x) for x in (grad, q, k, v))
     batch, heads, tokens, value = v.shape
     if not v.numel():
@@ -99,12 +99,12 @@ def backward(
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """x, copied if the numbers of a row do not lie side by side, as the kernels read them."""
+    """Return x, copied unless the numbers of a row are side by side, as the kernels read them."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _tensors(**given: Tensor) -> dict[str, Any]:
-    """Pointers and strides of batch, head and token, by the names that the kernels have for them."""
+    """Return pointers and the strides of batch, head and token, by the names of the kernels' arguments."""
     arguments: dict[str, Any] = {}
     for name, x in given.items():
         b, h, n = x.stride()[:3]
@@ -113,7 +113,7 @@ def _tensors(**given: Tensor) -> dict[str, Any]:
 
 
 def _numbers(q: Tensor, v: Tensor, causal: bool) -> dict[str, Any]:
-    """Sizes and the scale of the scores, for exponentials to the base 2."""
+    """Return sizes and the scale of the scores; exponentials are to the base 2."""
     size, value = q.shape[-1], v.shape[-1]
     return {
         "heads": v.shape[1],

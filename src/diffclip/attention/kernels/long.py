@@ -1,6 +1,6 @@
 """The forward pass for rows of any length: two online softmaxes share the loads of V.
 
-Three products of the size of plain attention's two, memory linear in the tokens. Online softmax: arXiv:2205.14135.
+Work: three products where plain attention has two. Memory: linear in the tokens. Online softmax: arXiv:2205.14135.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from diffclip.attention.kernels.tiles import (
 
 @triton.jit
 def _online(acc, total, most, s, v, scale):
-    """An online softmax after scores s [M, C]: numerator [M, E], sum [M] and maximum [M], the latter times scale."""
+    """Update an online softmax with scores s [M, C]: numerator [M, E], sum [M], and maximum times scale [M]."""
     now = tl.maximum(most, tl.max(s, 1) * scale)
     w = tl.exp2(s * scale - now[:, None])
     fade = tl.exp2(most - now)
@@ -34,7 +34,7 @@ def _both_maps(
     SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, COLUMNS: tl.constexpr,
     CAUSAL: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Both online softmaxes after one more block of keys, which share its values."""
+    """Update both online softmaxes with one more block of keys; both use its values."""
     acc1, total1, most1 = first
     acc2, total2, most2 = second
     columns = column + tl.arange(0, COLUMNS)
@@ -57,7 +57,7 @@ def forward_long(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr, NORM: tl.constexpr,
     KEEP: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Program: one block of queries of one pair of heads. `stats` only if KEEP, `second`, A2·V, only if SECOND."""
+    """Each program handles one block of queries of a head pair. It fills `stats` if KEEP, `second` (A2·V) if SECOND."""
     blocks = tl.cdiv(tokens, ROWS)
     pair = (tl.program_id(0) // blocks).to(tl.int64)
     start = (tl.program_id(0) % blocks) * ROWS

@@ -1,7 +1,7 @@
-"""The kernels as torch operators with autograd, so that compilation, checkpointing and sharding can see through them.
+"""The kernels as torch operators with autograd, so that compilation, checkpointing and sharding work with them.
 
-`diffclip::fused_attention` takes q, k and v; `diffclip::fused_attention_packed` takes what one projection made,
-[B, N, 3·C] with C = 2·H·d, and its backward pass writes the three gradients where they belong, without a copy.
+`diffclip::fused_attention` takes q, k and v. `diffclip::fused_attention_packed` takes the output of one projection,
+[B, N, 3·C] with C = 2·H·d. Its backward pass writes all three gradients into one such tensor, without a copy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from diffclip.attention.kernels.plan import keeps_second
 
 
 def _new_output(v: Tensor) -> Tensor:
-    """[B, H, N, e] whose heads lie side by side in memory, as the output projection reads them."""
+    """Allocate [B, H, N, e] with heads side by side in memory, as the output projection reads them."""
     batch, heads, tokens, value = v.shape
     return v.new_empty(batch, tokens, heads, value).transpose(1, 2)
 
 
 def _new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """`stats` and `second` as the forward pass would return them for v [B, H, N, e]."""
+    """Allocate `stats` and `second` as the forward pass returns them for v [B, H, N, e]."""
     batch, heads, tokens, _ = v.shape
     stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
     return stats, v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
@@ -34,7 +34,7 @@ def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, lam: Tensor, gain: Tensor | None,
     causal: bool, eps: float, out_scale: float, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Differential attention [B, H, N, e], and what the backward pass needs of it (if `keep`)."""
+    """Return differential attention [B, H, N, e] and, if `keep`, what the backward pass needs."""
     out = _new_output(v)
     return out, *launch.forward(q, k, v, lam, gain, causal, eps, out_scale, keep, out)
 
@@ -49,7 +49,7 @@ def fused_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, gain: Tensor | None,
     out: Tensor, stats: Tensor, second: Tensor, causal: bool, eps: float, out_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q, k, v, λ and the gain."""
+    """Return the gradients of q, k, v, λ and the gain."""
     dq, dk, dv = (_new_gradient(x) for x in (q, k, v))
     grads = launch.backward(grad, q, k, v, lam, gain, out, stats, second, causal, eps, out_scale, dq, dk, dv)
     return dq, dk, dv, *grads
@@ -72,7 +72,7 @@ def fused_attention_packed(
     out_scale: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `fused_attention`, for `heads` query heads that one projection made."""
+    """Do the same as `fused_attention` for the output of one projection, with `heads` query heads."""
     q, k, v = split_heads(qkv, heads, heads // 2)
     out = _new_output(v)
     return out, *launch.forward(q, k, v, lam, gain, causal, eps, out_scale, keep, out)
@@ -89,7 +89,7 @@ def fused_attention_packed_backward(
     grad: Tensor, qkv: Tensor, lam: Tensor, gain: Tensor | None, out: Tensor, stats: Tensor, second: Tensor,
     heads: int, causal: bool, eps: float, out_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of qkv, λ and the gain."""
+    """Return the gradients of qkv, λ and the gain."""
     gradient = _new_gradient(qkv)
     parts, into = split_heads(qkv, heads, heads // 2), split_heads(gradient, heads, heads // 2)
     grads = launch.backward(grad, *parts, lam, gain, out, stats, second, causal, eps, out_scale, *into)
@@ -102,7 +102,7 @@ def _(grad, qkv, lam, gain, out, stats, second, heads, causal, eps, out_scale): 
 
 
 def _new_gradient(x: Tensor) -> Tensor:
-    """Like x, with the numbers of a row side by side whatever x's layout is, as the kernels write them."""
+    """Allocate a tensor like x, but with the numbers of a row side by side, as the kernels write them."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -112,7 +112,7 @@ def _new_gain_gradient(gain: Tensor | None, lam: Tensor) -> Tensor:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.causal, ctx.eps, ctx.out_scale, _ = inputs
-    ctx.heads = tensors.pop() if isinstance(tensors[-1], int) else None  # of the packed operator
+    ctx.heads = tensors.pop() if isinstance(tensors[-1], int) else None  # given to the packed operator
     ctx.set_materialize_grads(False)  # only the first output has a gradient
     ctx.save_for_backward(*tensors, *output)
 

@@ -1,7 +1,7 @@
 """Block sizes of the kernels: a table, and the choices that `diffclip bench --tune` measured.
 
 `diffclip bench --tune` searches for the quickest blocks of a shape (some seconds). It keeps them in the user's cache
-folder for each GPU and Triton version, and every forward pass takes them from there.
+folder for each GPU and Triton version, and every later process takes them from there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Rows up to here are held whole; beyond it the forward pass keeps A2·V, which saves the backward one a pass.
+# Rows up to this length are held whole. For longer ones the forward pass keeps A2·V, to save the backward one a loop.
 WHOLE_ROW_TOKENS = 256
 KERNELS = ("forward", "rows", "keys")
 _H200_SHARED = 232_448
@@ -33,13 +33,13 @@ class Blocks:
         return self.columns == 0
 
     def options(self) -> dict[str, Any]:
-        """As keyword arguments of a launch."""
+        """Return the keyword arguments of a launch."""
         names = {"ROWS": self.rows, "COLUMNS": self.columns}
-        # Triton 3.9 warns whoever does not say it
+        # Triton 3.9 warns if `enable_fp_fusion` is not given
         return {**names, "num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
 
     def split(self, pairs: int, query_blocks: int, device: torch.device) -> int:
-        """Programs that share a pair of heads: one, or as many as it takes to fill the GPU twice."""
+        """Return the number of programs that share a pair of heads: one, or enough to fill the GPU twice."""
         processors = _properties(device).multi_processor_count if device.type == "cuda" else 1
         return max(1, min(query_blocks, -(-2 * processors // pairs)))
 
@@ -64,7 +64,7 @@ class Problem:
     causal: bool
 
     def shared(self, kernel: str, blocks: Blocks) -> int:
-        """Shared memory that `kernel` takes at least, in bytes: operands that stay in it and those on their way."""
+        """Return the least shared memory of `kernel`, in bytes: operands that stay there and those being loaded."""
         d, e = filled(self.size), filled(self.value)
         if blocks.whole_rows:
             kept = sum(chunks(self.tokens)) * (2 * d + e) + blocks.rows * d
@@ -79,7 +79,7 @@ class Problem:
 
 
 def filled(size: int) -> int:
-    """The power of two, at least 16, that a head size is filled up to."""
+    """Return the power of two, at least 16, to which a head size is padded."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -89,7 +89,7 @@ def keeps_second(tokens: int) -> bool:
 
 
 def chunks(tokens: int) -> tuple[int, int, int]:
-    """A row's columns as up to three powers of two (0 where there is none), at least `tokens` in all."""
+    """Split a row's columns into up to three powers of two (0 for an absent one), at least `tokens` in all."""
     rest, parts = -(-tokens // 16) * 16, list[int]()
     while rest > 0:
         part = 1 << (rest.bit_length() - 1)
@@ -97,7 +97,7 @@ def chunks(tokens: int) -> tuple[int, int, int]:
             part *= 2
         parts.append(part)
         rest -= part
-    if len(parts) == 3 and parts[1] == parts[2]:  # what was rounded up closes the gap
+    if len(parts) == 3 and parts[1] == parts[2]:  # rounding up made two equal parts
         parts = [parts[0], 2 * parts[1]]
     if len(parts) == 2 and parts[0] == parts[1]:
         parts = [2 * parts[0]]
@@ -106,7 +106,7 @@ def chunks(tokens: int) -> tuple[int, int, int]:
 
 
 def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> list[Blocks]:
-    """The blocks worth trying for "forward", "rows" or "keys", the table's choice first; all fit shared memory."""
+    """Return blocks to try for "forward", "rows" or "keys", the default first; the smallest if none fits `shared`."""
     if problem.bytes == 4:  # IEEE products run outside the tensor cores, and registers hold half as much
         small = filled(problem.value) <= 128
         found = [Blocks(16, 16, 4, 1), Blocks(32, 32, 8, 1)] if small else [Blocks(16, 16, 8, 1)]
@@ -164,7 +164,7 @@ _HALF = {
 
 
 def problem_of(q: Tensor, v: Tensor, causal: bool) -> Problem:
-    """The problem that q [B, 2·H, N, d] and v [B, H, N, e] pose."""
+    """Return the problem of q [B, 2·H, N, d] and v [B, H, N, e]."""
     return Problem(q.shape[-2], q.shape[-1], v.shape[-1], q.element_size(), causal)
 
 
@@ -172,12 +172,12 @@ _plans: dict[tuple[Problem, torch.device], Plan] = {}
 
 
 def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
-    """The plan for q [B, 2·H, N, d] and v [B, H, N, e]: measured if there is one, else the table's."""
+    """Return the measured plan for q [B, 2·H, N, d] and v [B, H, N, e] if there is one, else the table's."""
     problem = problem_of(q, v, causal)
     if not q.is_cuda:  # the interpreter has no limits
         return table_plan(problem)
     key = (problem, q.device)
-    if key not in _plans:  # once per process: files are not read in every forward pass
+    if key not in _plans:  # once per process, because reading files in every forward pass is slow
         from diffclip.attention.kernels import tuning
 
         shared = _properties(q.device).shared_memory_per_block_optin
@@ -187,7 +187,7 @@ def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
 
 @functools.cache
 def table_plan(problem: Problem, shared: int = _H200_SHARED) -> Plan:
-    """The first candidate of each kernel."""
+    """Return the plan of each kernel's first candidate."""
     return Plan(*(candidates(kernel, problem, shared)[0] for kernel in KERNELS))
 
 

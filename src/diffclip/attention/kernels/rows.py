@@ -1,7 +1,7 @@
-"""The backward pass, what belongs to a row: dq, the gradient before the head norm, dλ, and the sums of the softmaxes.
+"""The backward pass by rows (queries): dq, the gradient before the head norm, dλ, and the sums of the softmaxes.
 
 With G = dO·Vᵀ, softmax backward is A1∘(G − r1) and −λ·A2∘(G − r2), where r1 = rowsum(A1∘G) and r2 = rowsum(A2∘G) =
-−dλ of the row. Their difference r1 − λ·r2 is dO·o, known without a product, so that one of them is enough.
+−dλ of the row. The difference r1 − λ·r2 is dO·o, which is known without a product, so that only r2 is computed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def backward_rows(
     SIZE: tl.constexpr, VALUE: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr, NORM: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Program: one block of queries of one pair of heads.
+    """Each program handles one block of queries of one pair of heads.
 
-    Writes dq, `do` [B, H, N, e], `sums` [B, H, N, 8] (both logarithms,
-    r1, r2 and λ of a row, side by side for `backward_keys`) and, if NORM, this block's part in the gain's
-    gradient. `second` is A2·V if SECOND; without it r2 takes a pass over the keys.
+    It writes dq, `do` [B, H, N, e], `sums` [B, H, N, 8] (both logarithms, r1, r2 and λ of a row, side by side for
+    `backward_keys`) and, if NORM, this block's part of the gain's gradient. `second` is A2·V if SECOND; without it,
+    r2 takes a pass over the keys.
     """
     blocks = tl.cdiv(tokens, ROWS)
     pair = (tl.program_id(0) // blocks).to(tl.int64)
@@ -55,7 +55,7 @@ def backward_rows(
         rstd = tl.load(stats + 2 * tokens, mask=inside, other=0.0)[:, None]
         if tl.min(tl.abs(factor)) > 1e-3:
             normed = out / factor[None, :]
-        else:  # a gain of 0 has wiped the output out: make it again
+        else:  # a gain near 0 has erased the normed output: compute it again
             normed = tl.zeros([ROWS, E], dtype=tl.float32)
             for column in range(0, seen, COLUMNS):
                 columns = column + tl.arange(0, COLUMNS)

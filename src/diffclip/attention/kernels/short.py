@@ -26,7 +26,7 @@ def _weights(
     q, k0, k1, k2, rows, tokens, scale,
     C0: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """exp2(scale·q·kᵀ − maximum) by chunk, with the sums and maxima of the rows; an absent chunk is the first."""
+    """Return exp2(scale·q·kᵀ − maximum) by chunk, the rows' sums and maxima; an absent chunk repeats the first."""
     s0 = scores(q, k0, rows, tl.arange(0, C0), tokens, CAUSAL, C1 == 0)
     s1 = s0
     s2 = s0
@@ -58,7 +58,7 @@ def forward_short(
     C0: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, ROWS: tl.constexpr,
     CAUSAL: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Program: one of `split` interleaved shares of the query blocks of one pair of heads. `stats` only if KEEP."""
+    """A program handles one of `split` interleaved shares of a head pair's query blocks; it fills `stats` if KEEP."""
     pair = (tl.program_id(0) // split).to(tl.int64)
     b = pair // heads
     h = pair % heads
@@ -83,15 +83,15 @@ def forward_short(
         lam = tl.load(lam_ptr + b * lam_b + h * lam_h + rows * lam_n, mask=rows < tokens, other=0.0)
         q = load_rows(q1 + q_h, start, tokens, q_n, SIZE, ROWS, D)
         w0, w1, w2, total, most = _weights(q, kb0, kb1, kb2, rows, tokens, scale, C0, C1, C2, CAUSAL)
-        # the second map waits in the type of V, half the registers, and is subtracted in float32
+        # keep the second map in V's dtype, which takes half the registers, and subtract it in float32
         b0, b1, b2 = w0.to(v0.dtype), w1.to(v0.dtype), w2.to(v0.dtype)
         share = lam / total
         log2 = most + tl.log2(total)
         q = load_rows(q1, start, tokens, q_n, SIZE, ROWS, D)
         w0, w1, w2, total, most = _weights(q, ka0, ka1, ka2, rows, tokens, scale, C0, C1, C2, CAUSAL)
-        if v0.dtype == tl.float16:  # which ends at 65504: λ times a ratio of sums may not
+        if v0.dtype == tl.float16:  # λ times a ratio of sums may exceed its largest number, 65504
             before, share = (1.0 / total)[:, None], share[:, None]
-        else:  # the first map is divided by its sum after the product, which is fewer numbers
+        else:  # divide by the first map's sum after the product, which has fewer numbers
             before, share = 1.0, (share * total)[:, None]
         o = dot((w0 * before - b0.to(tl.float32) * share).to(v0.dtype), v0)
         if C1 > 0:

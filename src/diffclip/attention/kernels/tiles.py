@@ -1,7 +1,7 @@
 """Shared parts of the kernels: loading and storing tiles, scores with their masks, the head norm.
 
-Names: M rows of queries, C columns of keys; SIZE and VALUE the head sizes d and e, D and E those filled up to a
-power of two. Scores are taken to the base 2, so `scale` is log2(e)/√d. Sums are float32, products IEEE.
+Names: M rows of queries, C columns of keys; SIZE and VALUE are the head sizes d and e, D and E the same padded to a
+power of two. Exponentials are to the base 2, so `scale` is log2(e)/√d. Sums are float32, products IEEE.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Arguments whose value must not make Triton compile again, as a last batch of another size would.
+# Arguments whose new values, for example in a smaller last batch, must not make Triton compile again.
 SIZES = ["tokens", "split"]
 
 
 @triton.jit
 def load_rows(base, start, tokens, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows start … start + ROWS of a [tokens, SIZE] matrix as [ROWS, WIDTH]; what lies outside is 0."""
+    """Load rows start … start + ROWS of a [tokens, SIZE] matrix as [ROWS, WIDTH], with 0 outside the matrix."""
     rows = start + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
     inside = rows[:, None] < tokens
@@ -28,7 +28,7 @@ def load_rows(base, start, tokens, stride, SIZE: tl.constexpr, ROWS: tl.constexp
 def store_rows(
     base, values, start, tokens, stride, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """The counterpart of `load_rows`, in the type of the target."""
+    """Store values as `load_rows` loads them, in the dtype of the target."""
     rows = start + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
     inside = rows[:, None] < tokens
@@ -40,13 +40,13 @@ def store_rows(
 
 @triton.jit
 def dot(a, b, acc=None):
-    """acc + a·b in float32; float32 operands are multiplied as IEEE asks, not in TF32."""
+    """Return acc + a·b in float32; float32 operands are multiplied in IEEE precision, not in TF32."""
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
 def scores(q, k, rows, columns, tokens, CAUSAL: tl.constexpr, TAIL: tl.constexpr):
-    """q·kᵀ [M, C], −∞ where a row must not look: past itself if CAUSAL, past the end if TAIL."""
+    """Return q·kᵀ [M, C], with −∞ for keys that a row must not see: past itself if CAUSAL, past the end if TAIL."""
     s = dot(q, tl.trans(k))
     if CAUSAL:
         s = tl.where(rows[:, None] >= columns[None, :], s, float("-inf"))
@@ -57,7 +57,7 @@ def scores(q, k, rows, columns, tokens, CAUSAL: tl.constexpr, TAIL: tl.constexpr
 
 @triton.jit
 def finish(o, gain_ptr, eps, out_scale, VALUE: tl.constexpr, E: tl.constexpr, NORM: tl.constexpr):
-    """The head norm of o [M, E] with its gain, if NORM, and the factor after it; and 1 / RMS of each row."""
+    """Apply the head norm with its gain (if NORM) and the factor to o [M, E]; return it and 1 / RMS of each row."""
     rstd = tl.rsqrt(tl.sum(o * o, 1) / VALUE + eps)
     if NORM:
         columns = tl.arange(0, E)
@@ -77,6 +77,6 @@ def keep_statistics(stats_ptr, log1, log2, rstd, rows, tokens):
 
 @triton.jit
 def statistic(tile, which: tl.constexpr):
-    """Row `which` of the statistics [8, M] of M rows, as [1, M]."""
+    """Return row `which` of the statistics [8, M] of M queries, as [1, M]."""
     of_tile = tl.arange(0, 8)[:, None]
     return tl.sum(tl.where(of_tile == which, tile, 0.0), 0)[None, :]

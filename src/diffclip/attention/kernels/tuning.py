@@ -1,6 +1,6 @@
-"""Measured plans: the search over `plan.candidates`, and one file per GPU that keeps what it found.
+"""Search `plan.candidates` for the fastest plan, and keep the plans found in one file per GPU.
 
-The file lies in the user's cache folder, named by GPU and Triton version; it is JSON, and losing it costs a search.
+The JSON file is in the user's cache folder, named by GPU and Triton version. Without it the table's plans are used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from diffclip.errors import InputError
 from diffclip.files import cache_folder, write_text
 
 _log = logging.getLogger(__name__)
-_KERNELS_VERSION = 2  # raise it when a kernel changes, so that what was measured is measured again
+_KERNELS_VERSION = 2  # raise it when a kernel changes, so that older measurements are ignored
 Seen = Callable[[str, Blocks, float | Exception], None]
-_MILLISECONDS = 20  # of measuring a candidate, after as many of warming up
+_MILLISECONDS = 20  # of measuring a candidate, after as many of warm-up
 
 
 def cached(problem: Problem, device: torch.device) -> Plan | None:
-    """The plan that an earlier search found, or None; one that is no longer a candidate is not taken."""
+    """Return the plan that an earlier search found; None if there is none, or if it is no longer a candidate."""
     plan = read_plans(plan_file(device)).get(_key(problem))
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     known = plan and all(getattr(plan, kernel) in candidates(kernel, problem, shared) for kernel in KERNELS)
@@ -36,11 +36,10 @@ def cached(problem: Problem, device: torch.device) -> Plan | None:
 
 
 def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> Plan | None:
-    """The quickest blocks of each kernel, one kernel after the other, for tensors like q and v.
+    """Find the fastest blocks of each kernel, one kernel after the other, for tensors like q and v.
 
-    None if no candidate of some kernel runs: that is no measurement to keep.
-
-    `seen` is told of every candidate: its milliseconds, or the error for one that does not compile or fit.
+    Return None if no candidate of some kernel runs, because that is no measurement to keep. `seen` is called for every
+    candidate with its milliseconds, or with the error if it does not compile or fit.
     """
     shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
     best = table_plan(problem, shared)
@@ -51,7 +50,7 @@ def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> 
             found: float | Exception
             try:
                 found = time_pass(kernel, trial, problem, q, v)
-            except Exception as error:  # whatever a compiler or a driver says: it is no candidate here
+            except Exception as error:  # any error of the compiler or driver rules it out
                 found = error
             if seen:
                 seen(kernel, blocks, found)
@@ -64,12 +63,11 @@ def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> 
 
 
 def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -> float:
-    """Median milliseconds of the pass, forward or backward, that `kernel` belongs to."""
+    """Return the median milliseconds of the pass, forward or backward, that `kernel` belongs to."""
     batch, heads, tokens, value = v.shape
-    # strides and a shared λ as a layer has them, since Triton compiles for those
-    generator = torch.Generator(q.device).manual_seed(
-        0
-    )  # its own: a search must not move a run's random numbers
+    # strides and a shared λ as in a layer, because Triton compiles for those
+    # a generator of its own, because a search must not change a run's random numbers
+    generator = torch.Generator(q.device).manual_seed(0)
     q, k, v, dq, dk, dv = (_random_like(x, generator) for x in (q, q, v, q, q, v))
     lam = torch.full((), 0.8, device=q.device).expand(batch, heads, tokens)
     gain = torch.ones(value, device=q.device)
@@ -97,13 +95,13 @@ def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def plan_file(device: torch.device) -> Path:
-    """Path of the measured plans of a GPU."""
+    """Return the path of the file with a GPU's measured plans."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(device)).strip("-")
     return cache_folder() / "kernels" / f"v{_KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
 
 
 def keep(problem: Problem, plan: Plan, file: Path) -> None:
-    """Add a plan to `file`; where it cannot be written the search is repeated the next time."""
+    """Add a plan to `file`; only log a warning if the file cannot be written."""
     plans = {key: asdict(old) for key, old in read_plans(file).items()} | {_key(problem): asdict(plan)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +111,7 @@ def keep(problem: Problem, plan: Plan, file: Path) -> None:
 
 
 def read_plans(file: Path) -> dict[str, Plan]:
-    """The plans in `file`; none where it is missing or damaged."""
+    """Return the plans in `file`; none if it is missing or damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {

@@ -1,4 +1,4 @@
-"""DiffCLIP as models of transformers. Importing this registers them with the Auto classes."""
+"""DiffCLIP as models of transformers. Importing this package registers them with the Auto classes."""
 
 from typing import Any
 

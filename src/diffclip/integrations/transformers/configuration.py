@@ -1,4 +1,4 @@
-"""Configurations in transformers' terms; `core()` converts them to ours, which checks them."""
+"""Configurations with transformers' names; `core()` converts them to our `CLIPConfig`, which checks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {
 
 
 class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
-    """One tower. `intermediate_size`, the width inside the MLPs, may be given in place of `mlp_ratio`."""
+    """One tower. `intermediate_size`, the width inside the MLPs, may be given instead of `mlp_ratio`."""
 
     tower: ClassVar[str]
     names: ClassVar[dict[str, str]]
@@ -63,7 +63,7 @@ class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
 
 class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
-    """A vision tower. `layer_norm_eps` is resolved; the image processor has the preparation of images."""
+    """A vision tower. `layer_norm_eps` is never None; the image processor has the preprocessing settings."""
 
     model_type = "diffclip_vision_model"
     base_config_key = "vision_config"
@@ -141,7 +141,7 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     def of(cls, config: CLIPConfig) -> DiffCLIPConfig:
         """Convert `config`, the configuration of a built model."""
         text = DiffCLIPTextConfig.of(config)
-        if config.text.vocab_size < VOCABULARY:  # ids of someone's own have their start and end elsewhere
+        if config.text.vocab_size < VOCABULARY:  # with custom ids, start and end of text are unknown
             text.bos_token_id = text.eos_token_id = None
         return cls(
             vision_config=DiffCLIPVisionConfig.of(config),

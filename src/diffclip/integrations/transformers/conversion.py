@@ -1,7 +1,7 @@
 """Convert models, image processors, tokenizers and folders between the core and transformers.
 
-Merges and ids of the tokenizer are those of open_clip. A normalizer repeats its cleaning, except for the steps of ftfy
-that need the whole text (mojibake, full-width letters, unusual HTML entities).
+The tokenizer has open_clip's merges and ids. Its normalizer cleans texts as open_clip does, except for the steps of
+ftfy that need the whole text (mojibake, full-width letters, unusual HTML entities).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _INTERPOLATIONS: dict[int, Literal["bilinear", "bicubic"]] = {
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 START, END = "<start_of_text>", "<end_of_text>"
-# The id 0 pads, and is also a `!` inside a word. As a special token `!` would be cut out of texts before anything
-# else, so the vocabulary calls it by its byte, the name under which the model looks for characters that it lacks.
+# Id 0 is the padding, and also a `!` inside a word. A special token named `!` would be cut out of texts before all
+# other steps. So the vocabulary names it by its byte, as the model does when it looks up characters that it lacks.
 PAD = "<0x21>"
 
 _LETTERS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
@@ -62,17 +62,17 @@ _LIGATURES = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl"}
 
 
 def from_diffclip(model: CLIP) -> DiffCLIPModel:
-    """Copy `model` for transformers, on its device, of its type and in its mode."""
+    """Copy `model` for transformers; the copy has the same device, dtype and mode."""
     return _filled(DiffCLIPModel, DiffCLIPConfig.of(model.config), model)
 
 
 def vision_from_diffclip(model: CLIP) -> DiffCLIPVisionModel:
-    """Copy the vision tower of `model`, on its device, of its type and in its mode."""
+    """Copy the vision tower of `model` for transformers; the copy has the same device, dtype and mode."""
     return _filled(DiffCLIPVisionModel, DiffCLIPVisionConfig.of(model.config), model)
 
 
 def _filled(kind: type[Made], config: Any, model: CLIP) -> Made:
-    with torch.device("meta"):  # nothing is drawn that is replaced at once
+    with torch.device("meta"):  # no random values: the copies replace them at once
         made = kind(config)
     ours = model.state_dict()
     state = {name: _copied(name, ours[core_name(name)]) for name in made.state_dict()}
@@ -82,14 +82,14 @@ def _filled(kind: type[Made], config: Any, model: CLIP) -> Made:
 
 
 def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None) -> CLIP:
-    """Copy `model` for the core, on its device, of its type and in its mode.
+    """Copy `model` for the core; the copy has the same device, dtype and mode.
 
     Args:
         model: made by `from_diffclip`, trained, or loaded.
-        preprocess: how images are prepared, where the model's processor differs from its configuration.
+        preprocess: how images are prepared, if the model's processor differs from its configuration.
 
     Raises:
-        InputError: it reads texts at another id than the core would.
+        InputError: the model takes text features at another token id than the core would.
     """
     config, text = model.config.core(), model.config.text_config
     check_end_of_text(text.eos_token_id, text.vocab_size, "the model")
@@ -103,14 +103,14 @@ def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None
 
 
 def _copied(name: str, value: Tensor) -> Tensor:
-    """Copy the parameter that transformers calls `name` in the layout of the other library."""
+    """Copy a parameter (`name` in transformers); transpose projections, which the core stores transposed."""
     return (value.T if name in PROJECTIONS else value).clone(memory_format=torch.contiguous_format)
 
 
 def image_processor_of(config: CLIPConfig) -> CLIPImageProcessorPil:
     """Make transformers' CLIP image processor that prepares images as `preprocess` of this model does.
 
-    It scales with Pillow, as ours does; its crop lies one pixel beside ours where a side is 4k + 3 pixels too long.
+    It scales with Pillow, as ours does. Its crop lies one pixel beside ours if a side is too long by 4k + 3 pixels.
     """
     preprocess, size = config.preprocess, config.vision.image_size
     square = {"height": size, "width": size}
@@ -125,14 +125,14 @@ def image_processor_of(config: CLIPConfig) -> CLIPImageProcessorPil:
 
 
 def processor_of(config: CLIPConfig) -> CLIPProcessor:
-    """Make transformers' processor of images and texts for this model; raise `InputError` as `tokenizer_of`."""
+    """Make transformers' processor of images and texts for this model; raises `InputError` as `tokenizer_of` does."""
     return CLIPProcessor(image_processor_of(config), tokenizer_of(config))  # type: ignore[no-untyped-call]
 
 
 def tokenizer_of(config: CLIPConfig) -> Any:
     """Make transformers' fast tokenizer with the ids of this model.
 
-    Rows are those of ours with `padding="max_length", truncation=True`.
+    With `padding="max_length", truncation=True`, its rows equal those of our tokenizer.
 
     Raises:
         InputError: the model's vocabulary is smaller than the tokenizer's.
@@ -165,7 +165,7 @@ def _backend() -> Any:
     vocabulary = {_renamed(token): number for token, number in bpe.encoder.items()}
     merges = [(_renamed(first), _renamed(second)) for first, second in bpe.bpe_ranks]
     made = Tokenizer(BPE(vocabulary, merges, end_of_word_suffix="</w>", byte_fallback=True))
-    # an entity may be written twice over, and the ampersand comes last each time
+    # an entity may be escaped twice (`&amp;lt;`), so there are two rounds; the ampersand is last in each
     entities = 2 * [*_ENTITIES.items(), ("&amp;", "&")]
     made.normalizer = normalizers.Sequence(
         [
@@ -198,14 +198,14 @@ def _backend() -> Any:
 
 
 def _renamed(token: str) -> str:
-    """Replace each `!` inside a word by PAD; a `!` that ends it is a character with an id of its own."""
+    """Replace each `!` inside a word by PAD; a `!` at the end of a word has an id of its own."""
     word = token.removesuffix("</w>")
     end = word[-1:] if token != word else ""
     return word[: len(word) - len(end)].replace("!", PAD) + end + token[len(word) :]
 
 
 def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessConfig:
-    """Read the preparation of images from a `processor`, as `image_processor_of` makes it; `source` is its origin."""
+    """Read the image preprocessing from a `processor` such as `image_processor_of` makes; errors name `source`."""
     size, square = dict(processor.size), {"height": image_size, "width": image_size}
     crop = dict(processor.crop_size) if processor.do_center_crop else None
     edge = size.get("shortest_edge", 0)
@@ -228,7 +228,7 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
 
 
 def read_preprocess(place: str | Path, image_size: int, source: str) -> PreprocessConfig | None:
-    """Read the preparation of images from the processor at `place`, a folder or a name on the hub; None without one."""
+    """Read the image preprocessing from the processor at `place` (a folder or hub name); None without a processor."""
     local = Path(place).is_dir()
     if local and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
         return None
@@ -236,7 +236,7 @@ def read_preprocess(place: str | Path, image_size: int, source: str) -> Preproce
         processor: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
             place, trust_remote_code=False
         )
-    except OSError:  # on the hub, and without one
+    except OSError:  # a repository on the hub without a processor
         if local:
             raise
         return None
@@ -246,7 +246,7 @@ def read_preprocess(place: str | Path, image_size: int, source: str) -> Preproce
 def save_transformers(model: CLIP, folder: str | Path) -> None:
     """Save `model` to the new folder `folder`, for the Auto classes, whole or not at all.
 
-    A model whose vocabulary is smaller than the tokenizer's goes without a tokenizer.
+    A model with a smaller vocabulary than the tokenizer's is saved without a tokenizer.
     """
     config = model.config
     whole = config.text.vocab_size >= VOCABULARY
@@ -262,8 +262,8 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
 
 
 def read_whole(kind: Any, place: str | Path, source: str | Path, exact: bool = False, **options: Any) -> Any:
-    """Load a model of a class of transformers, in evaluation mode; its files must have all weights, and no others if
-    `exact`: files of other people have some that newer releases do not use."""
+    """Load a model of the transformers class `kind`, in evaluation mode, and refuse files in which a weight is missing.
+    `exact` refuses extra weights too; other people's files may have some that newer releases do not use."""
     model, report = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
     faults = [f"lack {name}" for name in sorted(report["missing_keys"])]
     if exact:
@@ -275,7 +275,7 @@ def read_whole(kind: Any, place: str | Path, source: str | Path, exact: bool = F
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Hide transformers' progress bars: loading takes a second, and the command line has a bar of its own."""
+    """Hide transformers' progress bars: loading takes a second, and the command line has its own progress bar."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
