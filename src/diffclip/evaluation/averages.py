@@ -1,8 +1,8 @@
 """Averages over sets as the paper's Figures 1, 3 and 5 show them: six tasks, and the shifts of a set.
 
-An average is a record like any other, with the sets it is over in `of`, and their splits but `test`. The halves of
-intervals are combined as standard errors are; those of sets of the same images (corrupted copies) are added, the widest
-that their sum can be.
+An average is a record like any other. Its field `of` names the sets, and their splits other than `test`. Half-widths
+of intervals are combined as standard errors are. For sets of the same images (corrupted copies) they are added, which
+gives the widest possible interval.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from diffclip.evaluation.records import Record
 
 SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
 PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
-"""The tasks of the paper's Figures 1 and 5, in its order: the `dataset` of records of the task `six-tasks`."""
+"""The tasks of the paper's Figures 1 and 5, in its order; records of the task `six-tasks` have them as `dataset`."""
 AVERAGE, MEAN_OF_SHIFTS, MEAN_OF_ALL, DROP = "average", "mean_of_shifts", "mean_of_all", "drop"
 
 _IMAGENET = "imagenet1k"
-# as folders and clip_benchmark spell them
+# spellings in folder names and in clip_benchmark
 _PER_CLASS = re.compile(
     r"aircraft|flowers|caltech[-_ ]?101(?!\d)|(?<![a-z])(oxford[-_ ]?)?(iiit[-_ ]?)?pets?(?![a-z])"
 )
 
 
 def headline_metric(dataset: str) -> str:
-    """Return the metric that a linear probe of a set is tuned for and told by.
+    """Return the metric that chooses the cost of a linear probe on a set, and that reports show.
 
-    As lgssl, the mean over classes for aircraft, pets, Caltech-101 and flowers.
+    As in lgssl, it is the mean over classes for aircraft, pets, Caltech-101 and flowers.
     """
     return "mean_per_class_recall" if _PER_CLASS.search(dataset.lower()) else "acc1"
 
 
 def with_averages(records: Iterable[Record]) -> list[Record]:
-    """Return the records with the averages that follow from them, in place of any that were there."""
+    """Return the records with the averages over them; averages among the records are replaced."""
     measured = [record for record in records if record.task not in DERIVED]
     models: dict[tuple[str, str, int | None], list[Record]] = {}
     for record in measured:
@@ -47,14 +47,14 @@ def with_averages(records: Iterable[Record]) -> list[Record]:
 
 
 def _averages(records: Sequence[Record]) -> list[Record]:
-    """Return the averages of one trained model; of tasks that draw, one per draw that all their sets share.
+    """Return the averages of one trained model. Tasks with random draws get one per draw that all their sets share.
 
-    Of a set measured on several splits "test" counts, else the last; of several numbers of templates the largest.
+    If a set has several splits, "test" counts, else the last by name; with several numbers of templates, the largest.
     """
     measure = attrgetter("task", "dataset", "metric", "corruption", "severity")
     how = attrgetter("split", "templates")  # the same for all draws
     ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
-    chosen = {measure(one): how(one) for one in ranked}  # the last
+    chosen = {measure(one): how(one) for one in ranked}  # the last one wins
     records = [one for one in ranked if how(one) == chosen[measure(one)]]
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
     plain = [one for one in records if one.corruption is None and base_of(one.dataset) is None]
@@ -89,7 +89,7 @@ def _averages(records: Sequence[Record]) -> list[Record]:
 
 
 def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
-    """Group by draw; only draws that every set has, and a set in which nothing is drawn belongs to each."""
+    """Group by draw. Only draws that every set has are kept; a set without draws belongs to each of them."""
     sets: dict[tuple[str, str], dict[int | None, Record]] = {}
     for one in records:
         sets.setdefault((one.dataset, one.split), {})[one.draw] = one
@@ -144,7 +144,7 @@ def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
 
 
 def _value(record: Record) -> float:
-    return record.value or 0.0  # records without a value are left out before
+    return record.value or 0.0  # `with_averages` has left out records without a value
 
 
 def _half(parts: Sequence[Record], upper: bool) -> float | None:

@@ -1,10 +1,10 @@
 """Noise, blur, JPEG and contrast in five severities, after ImageNet-C (Hendrycks & Dietterich 2019,
-arXiv:1903.12261): a shift that any set of images can be put through.
+arXiv:1903.12261). They can corrupt any set of images.
 
-As in ImageNet-C the crop at the model's input size is corrupted and not the photograph, because shrinking averages most
-noise and blur away. The parameters are those that the authors publish for four sizes (hendrycks/robustness,
-`ImageNet-C/create_c`), interpolated in between over the logarithm of the size. Unlike the published images these are no
-JPEG files afterwards, and values are rounded, not cut.
+As in ImageNet-C, the crop at the model's input size is corrupted, not the photograph, because shrinking averages most
+noise and blur away. The authors publish parameters for four sizes (hendrycks/robustness, `ImageNet-C/create_c`). For
+sizes in between they are interpolated over the logarithm of the size. Unlike the published images, corrupted crops are
+not saved as JPEG, and values are rounded, not truncated.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {
         299: (0.4, 0.3, 0.2, 0.1, 0.05),
     },
 }
-"""By corruption and size in pixels, severities 1 to 5: the standard deviation of noise (1 is white less black) and
-of blur (pixels), the quality of a JPEG, and the factor on the distance from the mean color."""
+"""The parameters of severities 1 to 5, by corruption and size in pixels: the standard deviation of noise (1 is white
+minus black) and of blur (pixels), the quality of a JPEG, and the factor on the distance from the mean color."""
 CORRUPTIONS = tuple(PARAMETERS)
 
 
 def parameter(name: str, severity: int, size: int) -> float:
-    """Return the parameter of a corruption (see `PARAMETERS`) for images of `size` pixels; beyond the published sizes
-    that of the nearest. An unknown corruption and a severity other than 1 to 5 raise `InputError`.
+    """Return the parameter of a corruption (see `PARAMETERS`) for images of `size` pixels. Beyond the published sizes,
+    the nearest size counts. An unknown corruption or a severity other than 1 to 5 raises `InputError`.
     """
     if name not in PARAMETERS or severity not in range(1, MOST_SEVERE + 1):
         known = f"give {', '.join(CORRUPTIONS)} with a severity from 1 to {MOST_SEVERE}"
@@ -93,7 +93,7 @@ def corrupt(image: Image.Image, name: str, severity: int) -> Image.Image:
 
 
 class CorruptedTransform(EvalTransform):
-    """PIL image → float32 [3, S, S] as `crop` makes it, corrupted after the crop and before the statistics."""
+    """PIL image → float32 [3, S, S], as `crop` makes it, but corrupted between cropping and normalization."""
 
     def __init__(self, crop: EvalTransform, name: str, severity: int) -> None:
         super().__init__(crop.image_size, crop.preprocess)

@@ -1,4 +1,4 @@
-"""Images and texts to unit-length embeddings, in batches, without gradients; and `Setting`, what a task is given.
+"""Embed images and texts at unit length, in batches, without gradients; and `Setting`, the input of a task.
 
 Shapes: N images, M texts, B a batch, S image size, L context length, D joint width.
 """
@@ -25,7 +25,7 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 @contextmanager
 def evaluating(model: CLIP) -> Iterator[None]:
-    """Evaluation mode without gradients; the mode before is restored, whatever happens inside."""
+    """Switch to evaluation mode without gradients; the mode before is restored, also after an error."""
     was_training = model.training
     model.train(False)
     try:
@@ -49,14 +49,14 @@ def embed_texts(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Embed texts: [M, D], unit length, float32, on the model's device; `InputError` if there is none, or one
-    is not finite."""
+    """Embed texts: [M, D], unit length, float32, on the model's device. Raise `InputError` if there is no text, or
+    if an embedding is not finite."""
     if not texts:
         raise InputError("there is no text to embed: give at least one")
     device = next(iter(model.parameters())).device
-    # of our own towers it is known that nothing looks at padding; other models may stand in for them
+    # our own text tower ignores padding; another model may not
     ours = {"skip_padding": True} if isinstance(model, CLIP) else {}
-    # Texts of like length share a batch, so that little of it is padding
+    # Texts of similar length share a batch, so that it has little padding
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     features = []
     for start in range(0, len(texts), batch_size):
@@ -68,10 +68,10 @@ def embed_texts(
 
 
 def checked(features: Tensor, what: str) -> Tensor:
-    """Return the embeddings [N, D] of `what` ("images", "texts") as they are.
+    """Return the embeddings [N, D] of `what` ("images", "texts") unchanged.
 
     Raises:
-        NotFiniteError: one is not finite.
+        NotFiniteError: an embedding is not finite.
     """
     broken = int((~features.isfinite()).any(1).sum())
     if broken:
@@ -88,7 +88,7 @@ def embed_captioned(
     batches: Iterable[tuple[Tensor, Sequence[Sequence[str]]]],
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Embed batches of (images [B, 3, S, S], the captions of each): [N, D], [M, D] and the image of each text [M]."""
+    """Embed batches of (images [B, 3, S, S], captions of each): [N, D], [M, D] and the image of each text [M]."""
     features: list[Tensor] = []
     captions: list[Sequence[str]] = []
     for images, own in batches:
@@ -100,7 +100,7 @@ def embed_captioned(
 
 
 def joined(features: list[Tensor]) -> Tensor:
-    """Join batches of image embeddings; `InputError` if there is none, or one is not finite."""
+    """Join batches of image embeddings; raise `InputError` if there is no batch, or if an embedding is not finite."""
     if not features:
         raise InputError("there is no image to embed: the set is empty")
     return checked(torch.cat(features), "images")
@@ -114,9 +114,9 @@ def build_classifier(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Build one unit column per class, [D, K]: every template filled in, embedded and normalized, averaged, normalized.
+    """Build the zero-shot classifier [D, K]. A class's column is the mean of its normalized texts, normalized again.
 
-    Templates have a place for the class name, `{c}` or `{}`; `batch_size` texts of any classes are embedded at once.
+    Each template has a place for the class name, `{c}` or `{}`. A batch of `batch_size` texts may mix classes.
     """
     if not classnames or not templates:
         raise InputError(
@@ -129,7 +129,7 @@ def build_classifier(
 
 
 def fill_template(template: str, name: str) -> str:
-    """Put the class name in place of `{c}` (or `{}`); other braces in either are left alone."""
+    """Put the class name in place of `{c}` (or `{}`); other braces in template and name stay."""
     for place in ("{c}", "{}"):
         if place in template:
             return template.replace(place, name)
@@ -141,17 +141,17 @@ AnySet = TypeVar("AnySet", bound=EvaluationSet)
 
 @dataclass(frozen=True)
 class Setting(Generic[AnySet]):
-    """A model, the set to run it on, and how.
+    """A model, the set to measure it on, and the options.
 
     Attributes:
         preprocess: PIL image → [3, S, S].
-        draw: seed of what a task draws: the episodes of few-shot, the images that a linear probe holds out where the
-            set has no validation split, and noise and the start of an attack.
-        prompt: the text that is asked about an object with a mask, with `{c}` for its name; None: the set's own texts.
-        words: other words for some of these names.
-        init: how models of this kind start, for an untrained one.
+        draw: seed of random draws: the episodes of few-shot, the images that a linear probe holds out if the set has
+            no validation split, and the noise and the start of an attack.
+        prompt: the text for an object with a mask, with `{c}` for its name; None: the set's own texts.
+        words: words that replace some of these names.
+        init: the initialization of the untrained model in `focus`.
         templates: of the zero-shot classifier; None: the set's own.
-        features: computed features by set and split, shared by the tasks of one model.
+        features: cache of features by set, split and transform, shared by the tasks of one model.
     """
 
     model: CLIP

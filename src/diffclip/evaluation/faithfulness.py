@@ -3,7 +3,7 @@
 Deletion and insertion of Petsiuk et al., "RISE" (BMVC 2018, arXiv:1806.07421), patch by patch, as docs/protocols.md
 describes. The metric is the area under the curve of the true text's probability (trapezoid, in [0, 1]); the field `map`
 names the order of the patches. An item is an image with its class, or with the text of an object in its mask; clusters
-are images. An item takes 152 forward passes, so that of a large set 256 images are drawn, the same for every model.
+are images. An item takes 152 forward passes, so 256 images of a large set are drawn, the same for every model.
 
 Shapes: n items, O orders, P patches, K texts, B images, S image size, D joint width.
 """
@@ -36,14 +36,14 @@ _SEED = 0
 
 
 def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
-    """Measure `insertion_auc` and `deletion_auc` of every order, the relevance first."""
+    """Measure `insertion_auc` and `deletion_auc` of every order of the patches; `relevance` comes first."""
     if isinstance(setting.data, MaskedSet):
         words = distinct_texts(setting)
         texts = setting.text_features(words)  # [K, D]
     else:
         words, texts = setting.data.classnames, setting.classifier().T
     drawn = np.random.default_rng(_SEED).permutation(len(setting.data))[:MOST_IMAGES]
-    # one list of faults, which the caller reads
+    # share the list of faults, because the caller reads it
     data = replace(setting.data.take(sorted(drawn.tolist())), faults=setting.data.faults)
     setting = replace(setting, data=data)
     model, grid = setting.model, patch_grid(setting.model)
@@ -84,7 +84,7 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
 
 
 def _truths(setting: Setting[EvaluationSet], position: int, grid: int, index: Mapping[str, int]) -> list[int]:
-    """The true texts of an image: its class, or those of the objects that the model sees."""
+    """Return the numbers of the true texts of an image: its class, or the texts of the objects that the model sees."""
     if not isinstance(setting.data, MaskedSet):
         return [setting.data.labels[position]]
     texts, _ = texts_in_view(setting, position, grid)
@@ -94,7 +94,7 @@ def _truths(setting: Setting[EvaluationSet], position: int, grid: int, index: Ma
 def _maps(
     model: CLIP, images: Tensor, texts: Tensor, positions: tuple[int, ...], grid: int
 ) -> dict[str, Tensor]:
-    """The scores of the patches by order, [n, P], of images [n, 3, S, S] and their true texts [n, D]."""
+    """Score the patches of images [n, 3, S, S] for their true texts [n, D]: [n, P] by order."""
     found = image_relevances(model, images, texts[:, None])
     graph = image_relevances(model, images, texts[:, None], norm="graph", methods=["relevance"])
     found[IN_GRAPH] = graph["relevance"]
@@ -108,7 +108,7 @@ def _maps(
 def _areas(
     model: CLIP, images: Tensor, texts: Tensor, truth: Tensor, maps: Mapping[str, Tensor], at_once: int
 ) -> dict[tuple[str, str], Tensor]:
-    """The areas of each item, [n], by metric and order, for maps [n, P]."""
+    """Compute the area of each item, [n], by metric and order, from `maps` [n, P] by order."""
     scores = torch.stack(list(maps.values()), dim=1).numpy()  # [n, O, P]
     count, orders, patches = scores.shape
     ties = np.broadcast_to(maps[RANDOM].numpy()[:, None], scores.shape)
@@ -130,7 +130,7 @@ def _areas(
 def _probabilities(
     model: CLIP, images: Tensor, texts: Tensor, truth: Tensor, kept: Tensor, at_once: int
 ) -> Tensor:
-    """The probability of the true text [n] where only the patches `kept` [n, M, P] of an image are shown, [n, M]."""
+    """Compute the probability [n, M] of the true text [n] if only the patches `kept` [n, M, P] of an image show."""
     patch = model.config.vision.patch_size
     side = images.shape[-1] // patch
     which = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)

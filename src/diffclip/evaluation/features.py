@@ -1,7 +1,7 @@
 """Features of a frozen vision tower, for a linear probe and few-shot classification.
 
 A feature is the class token after the final norm, before the projection into the joint space (768 wide in a ViT-B),
-in float32 and of any length. Shapes: N images, D vision width.
+in float32, not normalized. Shapes: N images, D vision width.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Features(NamedTuple):
 
 
 def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features, Features]:
-    """Compute the features of the split `train` beside the tested one, and of the tested one."""
+    """Compute the features of the set's split `train`, and of the tested split."""
     data = setting.data
     if parts_of(data.split)[0] == TRAIN:
         raise InputError(
@@ -64,7 +64,7 @@ def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features
 
 
 def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Features:
-    """Compute the features of a split, once per model; its broken images are told with those of the tested split."""
+    """Compute the features of a split, once per model; its broken images join the faults of the tested split."""
     if data.classnames != setting.data.classnames:
         # shards and the publisher's files may number the same classes in another order
         raise InputError(
@@ -105,7 +105,7 @@ def weights_digest(module: nn.Module) -> str:
 
 @contextmanager
 def one_thread(alone: bool = True) -> Iterator[None]:
-    """Compute on one CPU thread inside, if `alone`; hundreds of short steps cost more to share out than to do."""
+    """Compute on one CPU thread inside, if `alone`: for many short steps, sharing work takes longer than doing it."""
     threads = torch.get_num_threads()
     try:
         if alone:

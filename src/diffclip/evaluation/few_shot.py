@@ -24,7 +24,7 @@ from diffclip.evaluation.statistics import mean_interval
 
 Index = NDArray[np.int64]
 WAY, SHOT, QUERIES, EPISODES = 5, 5, 6, 5000
-_EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide: what a core's cache holds
+_EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide, which fit into a core's cache
 
 
 def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
@@ -40,8 +40,8 @@ def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
 
 
 class Episodes(NamedTuple):
-    """The draws of all episodes: `supports` [E, WAY, SHOT] of the train and `queries` [E, WAY, QUERIES] of the test
-    images. `asked`, bool like `queries`, is False past the end of a class with fewer test images.
+    """The draws of all episodes: train images `supports` [E, WAY, SHOT] and test images `queries` [E, WAY, QUERIES].
+    `asked`, bool with the shape of `queries`, is False for the padding of a class with fewer test images.
     """
 
     supports: Tensor
@@ -52,7 +52,7 @@ class Episodes(NamedTuple):
 def draw_episodes(
     train_labels: Tensor, test_labels: Tensor, classes: int, seed: int, episodes: int
 ) -> Episodes:
-    """Draw episodes that are determined by the labels (int64 [N] and [M]) and the seed, so the same for every model."""
+    """Draw episodes from the labels (int64 [N] and [M]) and the seed alone, so that every model gets the same ones."""
     generator = np.random.default_rng(seed)
     chosen = _distinct(generator, np.full(episodes, classes), WAY)
     supports, _ = _of_classes(generator, train_labels.numpy(), classes, chosen, SHOT)
@@ -63,8 +63,8 @@ def draw_episodes(
 def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Progress | None = None) -> Tensor:
     """Classify the queries by the nearest prototype, from features [N, D] and [M, D].
 
-    Returns bool [E, WAY, QUERIES]: right or not, False where none was asked. A query as near to another prototype as
-    to its own is wrong.
+    Returns bool [E, WAY, QUERIES]: True if the query is right, False also for padding. A query that is as near to
+    another prototype as to its own is wrong.
     """
     hits = []
     own = torch.eye(WAY, dtype=torch.bool)[None, :, None]  # [1, true class, 1, prototype]
@@ -75,7 +75,7 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
             center = supports.mean((1, 2), keepdim=True)
             supports, queries = F.normalize(supports - center, dim=-1), F.normalize(queries - center, dim=-1)
             prototypes = supports.mean(2)
-            # the square of the distance less the query's own length, which all prototypes share
+            # the squared distance minus the query's squared length, which is the same for all prototypes
             distances = prototypes.square().sum(-1)[:, None] - 2 * queries.flatten(1, 2) @ prototypes.mT
             distances = distances.view(-1, WAY, QUERIES, WAY)
             to_own = distances.masked_fill(~own, torch.inf).amin(-1)
@@ -93,11 +93,11 @@ def score_episodes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Score:
-    """Score `acc1`, the mean over `EPISODES` episodes of each one's accuracy.
+    """Score `acc1`, the mean accuracy over `EPISODES` episodes.
 
-    Episodes share images, so as trials of their own they would make any two models differ "significantly". What is
-    resampled, and paired with another model's, are the test images with all answers about them: `hits` holds an answer
-    each, weighted so that their mean is that of the episodes, and `clusters` its image.
+    Episodes share images, so as independent trials they would make any two models differ "significantly". Therefore
+    test images, with all answers about them, are resampled and paired with another model's. `hits` holds one value per
+    answer, weighted so that their mean is the mean over episodes. `clusters` holds the image of each answer.
     """
     classes = len(classnames)
     if classes < WAY:
@@ -114,7 +114,7 @@ def score_episodes(
     images, order = episodes.queries[episodes.asked].sort(stable=True)
     hits = (right * weights)[episodes.asked][order].numpy()
     value, unweighted = float(accuracies.mean()), right[episodes.asked][order].double().numpy()
-    # of the plain mean over answers, which stays within 0 and 1, moved to where the weighted one is
+    # the interval of the plain mean over answers, which stays within 0 and 1, moved to the weighted mean
     moved = value - float(unweighted.mean())
     low, high = (min(1.0, max(0.0, bound + moved)) for bound in mean_interval(unweighted, images))
     return Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images.numpy())
@@ -123,7 +123,7 @@ def score_episodes(
 def _of_classes(
     generator: np.random.Generator, labels: Index, classes: int, chosen: Index, count: int
 ) -> tuple[Index, NDArray[np.bool_]]:
-    """Draw `count` images of each chosen class [E, WAY], and where there are as many: both [E, WAY, count]."""
+    """Draw `count` images of each chosen class [E, WAY], and say which are no padding: both [E, WAY, count]."""
     by_class = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=classes)
     starts = np.cumsum(sizes) - sizes
@@ -133,11 +133,11 @@ def _of_classes(
 
 
 def _distinct(generator: np.random.Generator, sizes: Index, count: int) -> Index:
-    """Draw for each size n [R] `count` different numbers below n in random order, [R, count]; where n is less than
-    `count`, the first n are."""
+    """Draw `count` different numbers below n in random order for each size n [R]: [R, count]. If n is less than
+    `count`, only the first n are below n."""
     drawn = np.empty((len(sizes), 0), dtype=np.int64)
     for already in range(count):
-        # the place among the numbers not drawn yet, made the number itself by stepping over those drawn
+        # draw a position among the numbers that are left, then step over the numbers drawn before
         number = generator.integers(np.maximum(sizes - already, 1))
         for taken in np.sort(drawn, axis=1).T:
             number += number >= taken

@@ -38,27 +38,27 @@ _CORRELATION = "map_correlation"
 _NOT_SHARES = ("inside_over_area", "effective_patches")
 
 _Image = tuple[int, Tensor, list[str], NDArray[np.float64]]
-"""Its position in the set, itself [3, S, S], its texts and the coverage of each [texts, h, w]."""
+"""Position in the set, image [3, S, S], texts, and the coverage of the object of each text [texts, h, w]."""
 
 
 def focus(setting: Setting[MaskedSet]) -> list[Score]:
-    """Measure every map: the headlines first, the primary map's AUROC before all, then layers, then heads.
+    """Measure every map. Headlines come first, with the AUROC of the primary map at the top, then layers, then heads.
 
-    Without a second text in the set there is no `own minus other text`, the primary map.
+    The primary map is `own minus other text`. A set with a single text has no such map.
     """
     model, data, prompt = setting.model, setting.data, setting.prompt
     grid, words = patch_grid(model), distinct_texts(setting)
     untrained = CLIP(model.config, init=setting.init, seed=_SEED).to(model.logit_scale)
     features, fresh = (replace(setting, model=one).text_features(words) for one in (model, untrained))
     index = {text: i for i, text in enumerate(words)}
-    # neighbors in the alphabet are alike: "a red ring", "a red star"
+    # shuffled, because neighbors in the alphabet are similar: "a red ring", "a red star"
     circle = [words[i] for i in np.random.default_rng(_SEED).permutation(len(words))]
     found: list[dict[Place, Tensor]] = []
     positions: list[int] = []
     coverages: list[Tensor] = []
     together = images_at_once(model)
     for batch in setting.batches():
-        groups: dict[int, list[_Image]] = {}  # images with as many texts each go together
+        groups: dict[int, list[_Image]] = {}  # by number of texts
         for image, position in zip(batch.images, batch.positions, strict=True):
             texts, coverage = texts_in_view(setting, position, grid)
             if texts:
@@ -89,7 +89,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
             f"{data.name}/{data.split} has {len(set(positions))} images whose mask has an object and a background, "
             f"and two are needed{why}"
         )
-    # as in the set, however it was cut into batches: another model's items are paired with these
+    # in the order of the set, whatever the batches were, because items are paired with those of another model
     order = np.argsort(positions, kind="stable")
     table = {place: torch.cat([one[place] for one in found]).double()[order] for place in found[0]}
     covered = torch.cat(coverages)
@@ -126,14 +126,14 @@ def texts_in_view(setting: Setting[Any], position: int, grid: int) -> tuple[list
 
 
 def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str:
-    """Choose the next different text of the image's objects, in a circle, else the next of the set's distinct texts."""
+    """Choose the next other text of the image, in a circle; if it has none, the next of the set's distinct texts."""
     at = of_image.index(text)
     here = [one for one in (*of_image[at:], *of_image[:at]) if one != text]
     return here[0] if here else of_set[(of_set.index(text) + 1) % len(of_set)]
 
 
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
-    """Make maps of the last layer, [B·T, P], of images [B, 3, S, S] for texts, and others against them, [B, T, D]."""
+    """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for texts [B, T, D], some minus those for `others`."""
     asked = texts if others is None else torch.cat([texts, others], dim=1)
     found = image_relevances(model, images, asked)
     found = {name: one.flatten(2).cpu() for name, one in found.items()}

@@ -1,8 +1,8 @@
 """Linear probe of frozen features, El Banani et al. (2023), as github.com/mbanani/lgssl does it.
 
-One linear layer from zeros by full-batch L-BFGS: mean cross entropy and 0.5·‖W‖₂ / C, the norm not squared, the
-bias free. The cost C is searched in two stages on a validation split, the layer fitted again on train and
-validation with the best one, and tested once.
+One linear layer starts at zero and is fitted by full-batch L-BFGS to mean cross entropy + 0.5·‖W‖₂ / C. The norm is
+not squared, and the bias is not penalized. The cost C is searched in two stages on a validation split. The layer is
+then fitted again on train and validation with the best cost, and tested once.
 
 Shapes: N images, D feature width, K classes.
 """
@@ -30,13 +30,13 @@ from diffclip.evaluation.scores import Score, accuracy_scores, with_facts
 from diffclip.evaluation.suite import VALIDATION
 
 MAX_ITERATIONS = 1000
-_WORTH_THREADS = 1 << 26  # multiplications of features by the layer, a few milliseconds
-_HELD_OUT = 0.2  # of each class, where a set has no validation split
+_WORTH_THREADS = 1 << 26  # multiplications (a few milliseconds) from which threads pay off
+_HELD_OUT = 0.2  # share of each class, if a set has no validation split
 
-# The costs that are ever tried are 10^(step / 7), 10⁻⁶ to 10⁶
+# All costs are 10^(step / 7), from 10⁻⁶ to 10⁶
 _A_DECADE = 7
 _COARSE = range(-6 * _A_DECADE, 6 * _A_DECADE + 1, 2 * _A_DECADE)
-_REACH = 2 * _A_DECADE  # of the second stage, to either side of the best of the first
+_REACH = 2 * _A_DECADE  # steps of the second stage, to either side of the best of the first
 
 
 class Fit(NamedTuple):
@@ -55,7 +55,7 @@ class Fit(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The scores of a probe, the cost that was chosen, and every fit in order, the last one of the layer tested."""
+    """The scores of a probe, the chosen cost, and every fit in order. The last fit is the layer that was tested."""
 
     scores: list[Score]
     cost: float
@@ -65,8 +65,8 @@ class Probe(NamedTuple):
 def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `acc1` and `mean_per_class_recall` of a layer that learns from the split `train`.
 
-    The cost is chosen on the split `val` or `validation`, or where the set has none beside the tested one on a fifth of
-    `train`.
+    The cost is chosen on the split `val` or `validation`. If the set has neither besides the tested split, it is
+    chosen on a fifth of `train`.
     """
     data = setting.data
     train, test = train_and_test(setting, "linear-probe")
@@ -93,8 +93,8 @@ def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
 def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Draw four fifths to learn from and a fifth to validate on, within each class.
 
-    Of labels [N] return two index tensors, ascending, that hold each of the N once. A class with two or more images
-    is in both; one with a single image is in the first.
+    Returns two ascending index tensors that together hold each of the N labels once. A class with two or more images
+    is in both; a class with a single image is in the first.
     """
     generator = np.random.default_rng(seed)
     classes = labels.numpy()
@@ -152,17 +152,17 @@ def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
     strength = 0.5 / cost
 
     def loss() -> Tensor:
-        # by hand, because autograd takes longer than the products themselves on sets of this size
+        # gradients by hand, because autograd takes longer than the products themselves on sets of this size
         scores = F.log_softmax(torch.addmm(bias[:, None], weight, values.T), dim=0)
         slope = (scores.exp() - target).div_(len(values))
         norm = weight.norm()
         weight.grad, bias.grad = slope @ values, slope.sum(1)
-        if norm > 0:  # at zero, 0 is a subgradient of the norm, and torch's choice
+        if norm > 0:  # at zero, torch takes the subgradient 0 of the norm
             weight.grad.add_(weight, alpha=strength / float(norm))
         value: Tensor = strength * norm - (scores * target).sum() / len(values)
         return value
 
-    # an optimizer's many short steps take less time where nothing is kept for a backward pass
+    # the optimizer's many short steps are faster if nothing is kept for a backward pass
     with torch.inference_mode(), one_thread(values.numel() * classes < _WORTH_THREADS):
         weight = values.new_zeros(classes, values.shape[1])
         bias = values.new_zeros(classes)
@@ -173,10 +173,10 @@ def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
 
 
 def search_cost(score: Callable[[float], float]) -> float:
-    """Search the cost with the highest `score` in lgssl's two stages, the first on ties; ask once for each cost.
+    """Search the cost with the highest `score` in lgssl's two stages, each cost once (ties: docs/protocols.md).
 
-    Seven costs a hundredfold apart, then a walk that halves the 29 costs around the best, a seventh of a decade apart:
-    of a quarter, a half and three quarters (index −len // 4) of what is left, the best one's half is kept.
+    Stage 1 tries seven costs a hundredfold apart. Stage 2 halves the list of 29 costs around the best, a seventh of a
+    decade apart: it tries a quarter, a half and three quarters (index −len // 4), and keeps the half around the best.
     """
     at = cache(lambda step: score(10 ** (step / _A_DECADE)))
     center = max(_COARSE, key=at)

@@ -1,10 +1,10 @@
-"""The task `mechanics`: sinks, spread and the work of the second map in the vision tower, by layer and head.
+"""The task `mechanics`: sinks, spread and the effect of the second map in the vision tower, by layer and head.
 
-docs/protocols.md defines the measures and names their sources. Sink ratios are averaged as their logarithms, because a
-head that looks at few tokens has a median near 0. `gradient_cosine` compares the gradients of ⟨G, A1⟩ and ⟨G, A2⟩ with
-G = ∂y/∂(A1 − λ·A2) held constant: ∂y/∂A1 and ∂y/∂A2 themselves are opposite in any model.
+docs/protocols.md defines the measures and names their sources. Sink ratios are averaged as logarithms, because a head
+that looks at few tokens has a median near 0. `gradient_cosine` compares the gradients of ⟨G, A1⟩ and ⟨G, A2⟩ with
+G = ∂y/∂(A1 − λ·A2) held constant, because ∂y/∂A2 itself is −λ·∂y/∂A1 in any model.
 
-Signed maps count by magnitude. Shapes: B images, S image size, L layers, H heads, N tokens, D joint width.
+Signed maps are measured by magnitude. Shapes: B images, S image size, L layers, H heads, N tokens, D joint width.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SINK_RATIO = "sink_ratio"
 _BY_HEAD = (("attention", SINK_RATIO), (None, "map_correlation"))
 _UNIFORM = {SINK_RATIO: 1.0, "sink_value_norm": 1.0, "entropy": 1.0, "map_correlation": 0.0}
 
-_Measures = dict[tuple[str | None, str], Tensor]  # by map and metric; a map of None: it is of no single map
+_Measures = dict[tuple[str | None, str], Tensor]  # by map and metric; map None: it belongs to no single map
 
 
 def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
-    """Measure each image: means over layers and heads first, then layers, then for some measures heads.
+    """Measure each image. Means over layers and heads come first, then layers, then for some measures heads.
 
-    Maps are made of as many images at once as 2 GiB hold. Chance is a uniform map.
+    Maps are made for as many images at once as fit into 2 GiB. Chance is the value of a uniform map.
     """
     model = setting.model
     patch_grid(model)
@@ -69,9 +69,9 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
 
 
 def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
-    """Measure images [B, 3, S, S] with a text [B, D] each: [B, L, H], or [B, L] of what is not by head.
+    """Measure images [B, 3, S, S] with a text [B, D] each: [B, L, H], or [B, L] for measures without heads.
 
-    Sink ratios are as their logarithms.
+    Sink ratios are given as logarithms.
     """
     differential = model.config.vision.attention.startswith("differential")
     with (
@@ -108,7 +108,7 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
 
 
 def _gradient_cosine(y: Tensor, seen: Sequence[AttentionMaps], images: Tensor) -> Tensor:
-    """The cosine [B, L] of what A1 and what A2 of each layer pass on from y to the pixels."""
+    """Compute the cosine [B, L] of the gradients of y that reach the pixels through A1 and through A2 of each layer."""
     weights = torch.autograd.grad(y, [one.combined for one in seen], retain_graph=True)
     cosines = []
     for one, weight in zip(seen, weights, strict=True):
@@ -136,7 +136,7 @@ def _watching(model: CLIP) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
 
 
 def _ratio(score: Score) -> Score:
-    """Turn the mean logarithm of sink ratios into a geometric mean; no paired comparison may take it for a mean."""
+    """Turn the mean logarithm of sink ratios into a geometric mean; drop `hits`: paired tests need a plain mean."""
     if score.metric != SINK_RATIO:
         return score
     assert score.low is not None

@@ -1,10 +1,9 @@
 """Zero-shot classification and retrieval metrics as pure functions on embeddings.
 
-Every metric comes from ranks: how many wrong answers score at least as high as the right one. Ties and NaN
-therefore count against the model, and one that answers the same for everything is right about nothing. Scores
-are computed a few rows at a time, so memory grows with the set and never with its square. The names and,
-where no two scores tie, the values are those of CLIP_benchmark (github.com/LAION-AI/CLIP_benchmark,
-`clip_benchmark/metrics`).
+Every metric comes from ranks: the number of wrong answers that score at least as high as the right answer. Ties and NaN
+therefore count against the model, and a model with one answer for everything is never right. Scores are computed a few
+rows at a time, so memory is linear in the size of the set, not quadratic. Names are those of CLIP_benchmark
+(github.com/LAION-AI/CLIP_benchmark, `clip_benchmark/metrics`), and without ties, values are too.
 
 Shapes: N images, M texts, K classes, D joint width.
 """
@@ -27,10 +26,10 @@ _MIN_ROWS = 32
 
 
 def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Tensor) -> Tensor:
-    """Rank of the true class: the number of other classes that score at least as high; 0 is right.
+    """Return the rank of the true class: the number of other classes that score at least as high; 0 is right.
 
-    From image features [N, D] of any floating type (scored in float32) and length, a classifier [D, K] with a unit
-    column per class, and labels int64 [N]: int64 [N] on the CPU, `NEVER` where the true class scores NaN.
+    Image features [N, D] have any floating type (scored in float32) and any length. The classifier [D, K] has a unit
+    column per class. Labels are int64 [N]. The ranks are int64 [N] on the CPU, `NEVER` where the true class scores NaN.
     """
     ranks = [torch.empty(0, dtype=torch.int64)]
     for rows, scores in _score_chunks(image_features, classifier):
@@ -41,7 +40,7 @@ def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Ten
 def retrieval_ranks(
     image_features: Tensor, text_features: Tensor, image_of_text: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Ranks of retrieval in both directions, with any number of captions per image.
+    """Return the ranks of retrieval in both directions, with any number of captions per image.
 
     Args:
         image_features: [N, D], unit length, any floating type (scored in float32).
@@ -51,7 +50,7 @@ def retrieval_ranks(
     Returns:
         text→image, int64 [M]: how many other images score at least as high as the caption's own.
         image→text, int64 [N]: how many captions of other images score at least as high as the best own
-        caption. A image without captions has `NOT_ASKED` there (it still distracts the captions of others).
+        caption. An image without captions has `NOT_ASKED` here; in text→image it is a wrong answer like any other.
         `NEVER` where the right answer scores NaN (in image→text: every own caption does). Both on the CPU.
     """
     empty = torch.empty(0, dtype=torch.int64)

@@ -1,14 +1,14 @@
-"""MMVP-VLM, which of two nearly equal images a statement describes, and SugarCrepe, which of two captions an image.
+"""MMVP-VLM (which of two similar images fits a statement?) and SugarCrepe (which of two captions fits an image?).
 
 MMVP-VLM (Tong et al. 2024, arXiv:2401.06209) is the published folder (huggingface.co/datasets/MMVP/MMVP_VLM):
 `Questions.csv` with the columns Question ID, Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each
-row. Two rows that follow each other are a pair. Two things differ from the published script (tsb0601/MMVP,
-`scripts/evaluate_vlm.py`) on purpose: the pattern is that of the column Type, not of the order of the rows; and a tie
-is wrong, not the second image. `group_match` is the score of Zhu et al. (2025), arXiv:2510.07632. docs/protocols.md
-says why the levels of chance are no floor.
+row. Rows 1 and 2 are a pair, rows 3 and 4, and so on. Two things differ from the published script (tsb0601/MMVP,
+`scripts/evaluate_vlm.py`) on purpose: the pattern comes from the column Type, not from the order of the rows; and a tie
+is wrong, and no choice of the second image. `group_match` is the score of Zhu et al. (2025), arXiv:2510.07632.
+docs/protocols.md explains why a model can score below chance.
 
-SugarCrepe (Hsieh et al. 2023, arXiv:2306.14610) is as in the published script (RAIVNLab/sugar-crepe, `main_eval.py`):
-the captions have no template, and a tie is wrong.
+SugarCrepe (Hsieh et al. 2023, arXiv:2306.14610) follows the published script (RAIVNLab/sugar-crepe, `main_eval.py`):
+captions have no template, and a tie is wrong.
 
 Shapes: P pairs, D joint width.
 """
@@ -38,7 +38,7 @@ COLUMNS = ("Question ID", "Type", "Statement")
 IMAGE_FOLDERS = (PAIR_IMAGES, "MMVP_VLM_Images")
 """The names of the image folder in the published script and in the published README."""
 
-# The published folder's short types, by the names that its script and paper use
+# The types in the published folder, with the names that its script and paper use
 _TYPES = {
     "Orientation": "Orientation and Direction",
     "Presence": "Presence of Specific Features",
@@ -55,11 +55,11 @@ _TYPES = {
 
 def mmvp(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `mean_per_pattern_accuracy`, `pair_accuracy` over all pairs, `statement_accuracy` over all statements
-    (chance 50 %, a pair's two drawn together), `group_match` over all pairs (chance 50 %), and `pair_accuracy/PATTERN`
-    of each pattern.
+    (chance 50 %, the two of a pair are resampled together), `group_match` over all pairs (chance 50 %), and
+    `pair_accuracy/PATTERN` of each pattern.
 
-    The first is what the publications call the average. A pattern without pairs is left out, of the mean too.
-    `hits` of the others hold the outcomes, so their sum is the number of pairs (or statements) that are right.
+    The first is what the publications call the average. A pattern without pairs is left out, also of the mean.
+    The other scores have outcomes: the sum of their `hits` is the number of right pairs (or statements).
     """
     data = setting.data
     images, positions = setting.image_features()
@@ -80,7 +80,7 @@ def statement_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
     """Score whether each statement is nearer to its own image than to the other one of its pair.
 
     The softmax over the two images (p > 0.5 in the published script) has the same winner at any temperature. A tie is
-    wrong, and so is NaN. From features [P, 2, D] of unit length, where text i of a pair belongs to image i: float64
+    wrong, and so is NaN. Features [P, 2, D] have unit length, and text i of a pair belongs to image i. Returns float64
     [P, 2] of 0 and 1, on the CPU.
     """
     own, other = _cosines(image_features, text_features)
@@ -88,7 +88,7 @@ def statement_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
 
 
 def group_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
-    """Score whether both statements with their own images have a larger sum of cosines than with the other ones.
+    """Score whether the two statements have a larger sum of cosines with their own images than with swapped images.
 
     Arguments as for `statement_hits`; returns float64 [P] of 0 and 1, on the CPU. A tie is wrong, and so is NaN.
     """
@@ -123,7 +123,7 @@ def _scores(
 def open_pairs(folder: Path, name: str) -> EvaluationSet:
     """Open a folder in the published layout as the set `name`; no image is read yet.
 
-    Images 2i and 2i + 1 are a pair. The label of an image is the number of its pattern, its caption its statement.
+    Images 2i and 2i + 1 are a pair. An image has the number of its pattern as label, and its statement as caption.
     """
     questions = folder / QUESTIONS
     inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
@@ -145,7 +145,7 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
 
 
 def _read_rows(file: Path) -> tuple[list[str], list[str], list[list[str]]]:
-    """Read the image's place, the pattern and the statement of each row."""
+    """Read the path of the image, the pattern and the statement of each row."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as handle:
             fields = [[(row.get(name) or "").strip() for name in COLUMNS] for row in csv.DictReader(handle)]

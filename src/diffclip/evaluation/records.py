@@ -1,4 +1,4 @@
-"""Typed result records: one flat JSON object per number and per line, and the pandas table of them.
+"""Typed result records: one number each, as one flat JSON object per line; and the pandas table of them.
 
 `protocol` is text for people. Programs read the other fields.
 """
@@ -43,13 +43,13 @@ class Record(BaseModel):
         of: the sets that an average is over.
         corruption: the corruption of the images, with `severity` 1 to 5.
         epsilon: the largest change of a pixel by an attack or by noise, in 255ths.
-        layer: the attention layer from 1 on, with `head` from 1 on.
+        layer: the attention layer, with its `head`; both are counted from 1.
         map: the map or order that `focus`, `faithfulness` or `mechanics` measured, or the tower ("vision", "text") of a
             `training` record.
         init: the init of the model ("matched" or "published").
         data: the training set.
         steps: the number of training steps.
-        seconds: the time that the measurement took, or of a `cost` record the training.
+        seconds: the time that the measurement took; in a `cost` record, the time that the training took.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,11 +87,11 @@ MEASURE = (
     *("task", "dataset", "split", "metric", "classes", "templates", "of"),
     *("corruption", "severity", "epsilon", "layer", "head", "map"),
 )
-"""The fields that name a measure: numbers that agree in all of them are comparable between models."""
+"""The fields that identify a measure: records that agree in all of them are comparable between models."""
 
 
 def to_lines(records: Iterable[Record]) -> str:
-    """JSON lines in the order of the fields; optional fields without a value are left out, but for `chance`."""
+    """Format as JSON lines in the order of the fields. Optional fields without value are left out, except `chance`."""
     always = {name for name, field in Record.model_fields.items() if field.is_required()} | {"chance"}
     rows = (
         {name: value for name, value in record.model_dump().items() if value is not None or name in always}
@@ -101,7 +101,7 @@ def to_lines(records: Iterable[Record]) -> str:
 
 
 def write_records(path: str | Path, records: Iterable[Record]) -> None:
-    """Write JSON lines to `path`, whole or not at all, as `write_text`."""
+    """Write JSON lines to `path`, completely or not at all, as `write_text` does."""
     write_text(path, to_lines(records))
 
 
@@ -120,7 +120,7 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def parse_lines(lines: Iterable[str], kind: type[Kind], path: str | Path, noun: str) -> list[Kind]:
-    """Parse JSON lines, but for empty ones; raise `InputError` with line and field for one that is not a `noun`."""
+    """Parse JSON lines and skip empty ones; raise `InputError` with line and field if a line is not a `noun`."""
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -132,7 +132,7 @@ def parse_lines(lines: Iterable[str], kind: type[Kind], path: str | Path, noun: 
 
 
 def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:
-    """List the record files: each path that is a file, and every `results.jsonl` in or below one that is a folder.
+    """List the record files: each path that is a file, and every `results.jsonl` in or below a path that is a folder.
 
     Raises:
         InputError: a path does not exist, or a folder holds no results.
@@ -152,7 +152,7 @@ def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
     """Load result records as a table, one row per record and one column per field.
 
     Args:
-        paths: record files (JSON lines) or folders; of a folder every `results.jsonl` in it and below it.
+        paths: record files (JSON lines) or folders; every `results.jsonl` in or below a folder is loaded.
 
     Raises:
         InputError: as `read_records` and `record_files`; pandas is not installed.

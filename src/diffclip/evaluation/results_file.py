@@ -1,7 +1,7 @@
-"""A file of records that grows task by task, with what belongs to it: outcomes of items, and stamps to resume by.
+"""A file of records that grows task by task, and two files beside it: outcomes of items, and stamps to resume from.
 
-Beside `results.jsonl` lie `results.outcomes.npz`, the outcome of each item (for a paired comparison of two trained
-models), and `results.stamps.json`, what each finished task was measured on. All are written whole or not at all.
+Beside `results.jsonl`, `results.outcomes.npz` holds the outcome of each item (for paired comparisons of two trained
+models). `results.stamps.json` says what each finished task was measured on. Files are written completely or not at all.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ def outcome_key(record: Record) -> str:
 
 
 def read_outcomes(records: Path) -> dict[str, Outcomes] | None:
-    """Read the outcomes beside a file of records, by `outcome_key`; None where the file is missing or damaged."""
+    """Read the outcomes beside a file of records, by `outcome_key`; None if the file is missing or damaged."""
     try:
         with np.load(_beside(records, ".outcomes.npz"), allow_pickle=False) as data:
             keys = json.loads(data["keys"].tobytes())
             return {key: Outcomes(data[f"hits{i}"], data.get(f"clusters{i}")) for i, key in enumerate(keys)}
-    # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records stand without the outcomes
+    # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records are valid without outcomes
     except Exception:
         return None
 
 
 class ResultsFile:
-    """Results of any models and tasks; a new one replaces an earlier one of the same model, task and set.
+    """Results of any models and tasks; new results replace earlier ones of the same model, task and set.
 
     Args:
-        path: the file; None keeps results in memory alone.
+        path: the file; None keeps results in memory only.
 
     Raises:
-        InputError: the file holds something else than records, or is a pipe or a device.
+        InputError: the file holds something other than records, or is a pipe or a device.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -76,14 +76,14 @@ class ResultsFile:
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
             outcomes = read_outcomes(self.path)
             self.outcomes, self._stamps = outcomes or {}, {}
-            # where one of the files is missing or damaged all is measured anew
+            # without stamps, all tasks are measured again: also if the outcomes are missing or damaged
             with suppress(OSError, ValueError, TypeError):
                 if outcomes is not None:
                     self._stamps = dict(json.loads(_beside(self.path, ".stamps.json").read_text("utf-8")))
 
     @property
     def records(self) -> list[Record]:
-        """All records so far, of several sets with the averages that follow from them."""
+        """All records so far; results of several sets or tasks include the averages over them."""
         several = len({(record.task, record.dataset, record.corruption) for record in self._records}) > 1
         return with_averages(self._records) if several else list(self._records)
 
@@ -93,10 +93,10 @@ class ResultsFile:
         return [record for record in self._records if _key(record, *_TASK) in tasks]
 
     def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
-        """Add the scores of a task and write all files; return their records. What another process has added stays.
+        """Add the scores of a task, write all files and return the records. Results that other processes added stay.
 
         Args:
-            stamp: what the task was measured on, for `find`.
+            stamp: identifies what the task was measured on, for `find`.
             facts: fields of the records that the scores do not have: the model's, and `seconds`.
         """
         records = [score.record(**facts) for score in scores]
@@ -108,7 +108,7 @@ class ResultsFile:
         ):
             self._read()
             if self._stamps.pop(key, stamp) != stamp:
-                self._write_stamps()  # the earlier one must not stand beside the new records if this is killed
+                self._write_stamps()  # if killed before the end, the old stamp must not stand for the new records
             self._records = [record for record in self._records if _key(record, *_TASK) != key] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
@@ -127,7 +127,7 @@ class ResultsFile:
         with write_atomically(_beside(path, ".outcomes.npz")) as temporary, temporary.open("wb") as handle:
             np.savez_compressed(handle, **arrays)
         write_records(path, self.records)
-        # last, so that a stamp never stands for records that are not there
+        # last, so that a stamp never stands for records that were not written
         self._write_stamps()
 
     def _write_stamps(self) -> None:

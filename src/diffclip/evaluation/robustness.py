@@ -1,7 +1,7 @@
-"""The task `robustness`: PGD on pixels (Madry et al. 2018, arXiv:1706.06083), and noise of the same size beside it.
+"""The task `robustness`: PGD on pixels (Madry et al. 2018, arXiv:1706.06083), and noise of equal size for comparison.
 
-The attacker knows the model and raises the cross-entropy of the logits, of the classes or, in retrieval, of all first
-captions of the set for each image. Shapes: B images, S image size, D joint width, K classes or captions.
+The attacker knows the model and raises the cross-entropy of each image's logits: over the classes or, in a set without
+classes, over the first captions of all images. Shapes: B images, S image size, D joint width, K classes or captions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from diffclip.model import CLIP
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The largest change of a pixel, in 255ths of the range from black to white."""
 STEPS = 10
-STEP_SIZE = 2.5 / STEPS  # of ε: a point on one side of the ball reaches the other, and a little more
+STEP_SIZE = 2.5 / STEPS  # of ε: all steps together cross the ball of ±ε, with a little to spare
 
 
 def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure at each ε `adversarial_accuracy`, `noise_accuracy`, `attack_success` and `local_lipschitz`.
 
-    At ε = 0 `adversarial_accuracy` is the accuracy on the images as they are. `attack_success` is the share of the
-    images right at ε = 0 that the attack turns wrong; without such an image there is none.
+    At ε = 0 `adversarial_accuracy` is the accuracy on unchanged images. `attack_success` is the share of the images
+    right at ε = 0 that the attack turns wrong; it is left out if no image is right.
     """
     model, of_classes = setting.model, setting.data.kind == "classification"
     if of_classes:
@@ -90,10 +90,10 @@ def pgd(loss: Callable[[Tensor], Tensor], pixels: Tensor, epsilon: float, start:
     """Raise `loss` by projected gradient ascent in the L∞ ball of `epsilon` around `pixels`, within [0, 1].
 
     Args:
-        loss: of images [B, 3, S, S], the sum over images, each of which depends on its own pixels alone.
+        loss: of images [B, 3, S, S], the sum over images; the loss of an image depends on its own pixels alone.
         pixels: [B, 3, S, S] in [0, 1].
         epsilon: the largest change of a pixel.
-        start: where the attack begins, in [−1, 1] of `epsilon`, [B, 3, S, S].
+        start: the initial change of the pixels [B, 3, S, S], as a multiple of `epsilon` in [−1, 1].
     """
     low, high = (pixels - epsilon).clamp_min(0), (pixels + epsilon).clamp_max(1)
     attacked = torch.clamp(pixels + epsilon * start, low, high)
@@ -106,7 +106,7 @@ def pgd(loss: Callable[[Tensor], Tensor], pixels: Tensor, epsilon: float, start:
 
 @contextmanager
 def frozen(model: CLIP) -> Iterator[None]:
-    """Evaluation mode with gradients to inputs, none to parameters; what was before is restored."""
+    """Switch to evaluation mode with gradients for inputs, not for parameters; the state before is restored."""
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in learned:
@@ -119,7 +119,7 @@ def frozen(model: CLIP) -> Iterator[None]:
 
 
 def _drawn(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw where the attack begins, in [−1, 1], and the signs of noise; of each image alone, in any batch."""
+    """Draw the start of the attack in [−1, 1] and the signs of the noise, for each image whatever its batch is."""
     starts, signs = torch.empty_like(pixels), torch.empty_like(pixels)
     for start, sign, position in zip(starts, signs, positions, strict=True):
         generator = np.random.default_rng([draw, position])
@@ -131,7 +131,7 @@ def _drawn(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Ten
 def _scores(
     outcomes: dict[tuple[str, float], NDArray[np.float64]], positions: NDArray[np.int64], chance: float
 ) -> list[Score]:
-    """Score each metric and ε; `positions` are those of the items in the set."""
+    """Score each metric and ε; `positions` are the positions of the items in the set."""
     clean = outcomes["adversarial_accuracy", 0.0] == 1
     for epsilon in EPSILONS if clean.any() else ():
         outcomes["attack_success", epsilon] = 1 - outcomes["adversarial_accuracy", epsilon][clean]
@@ -140,7 +140,7 @@ def _scores(
         if metric == "local_lipschitz":
             score = mean_score(metric, values, None, bounds=None)
         elif metric == "attack_success":
-            # the positions tell whether another model was right about the same images
+            # positions as clusters: models are paired only if they were right about the same images
             score = mean_score(metric, values, None, positions[clean])
         else:
             score = mean_score(metric, values, chance)

@@ -1,11 +1,11 @@
-"""The evaluation tasks by name, and the entries of a suite run on a model: finished tasks are skipped, and a set that
-fails ends one task.
+"""The evaluation tasks by name, and `run_entries`, which runs the entries of a suite on a model. Finished tasks are
+skipped, and a set that fails ends only its own task.
 
-A task is one function: it takes a `Setting` (model, preparation, set) and returns its `Score`s, with the method in
-words as the fact `protocol`. To add a task:
+A task is one function. It takes a `Setting` (model, preparation, set) and returns a list of `Score`s, whose fact
+`protocol` describes the method in words. To add a task:
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
-2. Add a line to `TASKS`: the kinds of set that it reads, and the fields of `Setting` that change its numbers alone.
+2. Add a line to `TASKS`: the kinds of set that it reads, and the `options` of `Setting` that not every task uses.
 3. Name it in `report/names.py` (`_TASKS`, `METRICS`), `report/frame.py` (`HEADLINES`) and the suites that measure it.
 """
 
@@ -51,10 +51,10 @@ from diffclip.scenes.write import draw_built_in
 
 
 class Task(NamedTuple):
-    """A task: the kinds of set that it reads, its function, and the options of `Setting` that not every task has.
+    """A task: the kinds of set that it reads, its function, and the fields of `Setting` that not every task uses.
 
-    Sets of the first kind are for this task. With `squash` images are not cropped. The function raises `InputError` for
-    a model or a set that it cannot use, and for embeddings that are not finite.
+    The default task of a set is the first in `TASKS` that has the set's kind as its first. With `squash` images are not
+    cropped. The function raises `InputError` for an unusable model or set, and for embeddings that are not finite.
     """
 
     kinds: tuple[Kind, ...]
@@ -79,9 +79,9 @@ TASKS = {
 
 
 def open_for(task: str | None, source: str | Path, split: str, root: Path | None = None) -> EvaluationSet:
-    """Open a set as `open_set` does, for tasks that need masks with them, or MMVP-VLM, which has no splits.
+    """Open a set as `open_set` does, with its masks if the task needs them; also MMVP-VLM, which has no splits.
 
-    Of a set with a class for each pixel, tasks that read captions get those of its samples.
+    A segmentation set is opened with the captions of its samples if the task reads captions.
     """
     kinds = TASKS[task].kinds if task else (None,)
     if kinds[0] in ("masks", "segmentation", "sugarcrepe"):
@@ -100,12 +100,12 @@ def open_for(task: str | None, source: str | Path, split: str, root: Path | None
 
 
 def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
-    """Run task `name` (None: the one that the set is for); broken images are left out, see `data.faults`.
+    """Run task `name` (None: the set's default task); broken images are left out, see `data.faults`.
 
-    Every score has what its record needs to know about task, set and images among its facts.
+    The facts of every score include the fields of its record about task, set and images.
 
     Raises:
-        InputError: a set for another task, one of a single image, or one that the task cannot use.
+        InputError: a set of a kind that the task does not read, of a single item, or otherwise unusable.
     """
     data = setting.data
     name = _pick_task(name, data)
@@ -135,7 +135,7 @@ def _pick_task(name: str | None, data: EvaluationSet) -> str:
 
 
 def _changed(transform: EvalTransform, **fields: Any) -> EvalTransform:
-    """Return the same preparation with other fields of `PreprocessConfig`."""
+    """Return the same preparation with some fields of `PreprocessConfig` changed."""
     own = EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
     if isinstance(transform, CorruptedTransform):
         return CorruptedTransform(own, transform.name, transform.severity)
@@ -163,7 +163,7 @@ class Sets:
     _opened: dict[object, EvaluationSet] = field(default_factory=dict)
 
     def open(self, entry: Entry) -> EvaluationSet:
-        """Open the set of an entry, in the first of its splits that is there; a built-in one is drawn on first use."""
+        """Open the first split of an entry that its set has; a built-in set is drawn on first use."""
         key = (entry.task and TASKS[entry.task].kinds, entry.dataset, entry.splits)
         if key not in self._opened:
             if entry.dataset in BUILT_IN:
@@ -172,13 +172,13 @@ class Sets:
             if others and not has_split(entry.dataset, split, self.root):
                 split = next((one for one in others if has_split(entry.dataset, one, self.root)), split)
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
-        # a copy: one task's broken images are not another's
+        # a copy, so that tasks do not share their lists of broken images
         return replace(self._opened[key], faults=list(self._opened[key].faults))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One entry done: its records, or the `error` that it ended in, an `InputError` if the program is not to blame."""
+    """A finished entry: its records, or the `error` that ended it, an `InputError` unless the program is to blame."""
 
     entry: Entry
     draw: int
@@ -198,15 +198,15 @@ def run_entries(
     progress: Callable[[Entry, int], Progress] | None = None,
     **how: Any,
 ) -> Iterator[Measured]:
-    """Run each entry on one model, in order, and each draw where there is something to draw.
+    """Run each entry on one model, in order. Tasks that draw at random are run once per draw.
 
-    Bad input and errors of the system or of memory end one entry, not the others.
+    An error ends one entry, not the others.
 
     Args:
-        results: gets each result, and is written after it; a task that it holds already, measured on the same weights
-            and files in the same way, is not run again.
-        draws: seeds of the tasks that draw at random; others are done once.
-        progress: makes the progress report of an entry from it and the number of its items.
+        results: gets each result, and is written after it. A task is not run again if `results` holds it already,
+            measured on the same weights and files in the same way.
+        draws: seeds of the tasks that draw at random; other tasks are run once.
+        progress: makes the progress report of an entry from the entry and its number of items.
         how: `batch_size`, `workers` and `prompt` of `Setting`.
     """
     digest = weights_digest(loaded.model) if results.path else ""
@@ -234,7 +234,7 @@ def run_entries(
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
             except Exception as error:
-                # also a fault of ours: the other tasks are worth having
+                # also a defect of the program: the results of the other tasks are still useful
                 measured = Measured(entry, draw, error=_in_one_line(error))
             yield measured
             if not any(record.draw is not None for record in measured.records):
@@ -269,7 +269,7 @@ def _measure(
 
 
 def _in_one_line(error: Exception) -> DiffCLIPError:
-    """Describe an error in one line, as an `InputError` unless the program is to blame."""
+    """Convert an error to one with a one-line message: an `InputError` unless the program is to blame."""
     line = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, torch.OutOfMemoryError):
         return InputError(f"out of memory: use a smaller --batch-size ({line})")

@@ -1,4 +1,4 @@
-"""Scores: what a task returns, each a number with its interval, its chance level and the outcome of every item."""
+"""Scores, the results of a task: each is a number with its interval, chance level and the outcome of every item."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Score:
 
     Attributes:
         metric, value, count, low, high, chance: as in `Record`.
-        hits: [n] the outcome of each item, for a paired comparison; None where the metric is no plain mean over items.
-        clusters: [n] the cluster of each item; None where items are independent.
+        hits: [n] the outcome of each item, for paired comparisons; None if the metric is no plain mean over items.
+        clusters: [n] the cluster of each item; None if items are independent.
         facts: other fields of `Record`, such as `layer`, `classes`, `draw` and `protocol`.
     """
 
@@ -38,7 +38,7 @@ class Score:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, **facts: Any) -> Record:
-        """Make the record of this score from its own fields and `facts`, which its own facts override."""
+        """Make the record of this score from its own fields and `facts`; its own facts take precedence."""
         own = {name: getattr(self, name) for name in ("metric", "value", "count", "low", "high", "chance")}
         return Record.model_validate({**own, **facts, **self.facts})
 
@@ -73,7 +73,7 @@ def class_mean_score(
     chance: float,
     clusters: NDArray[np.int64] | None = None,
 ) -> Score:
-    """Score the mean over classes of the mean of their `hits` [n]; there are no outcomes, as it is no plain mean."""
+    """Score the mean over classes of each class's mean of `hits` [n]; it is no plain mean, so it has no outcomes."""
     value = mean_per_class(torch.from_numpy(hits), torch.from_numpy(labels))
     return Score(metric, value, len(hits), *class_mean_interval(hits, labels, clusters), chance)
 
@@ -86,7 +86,7 @@ def accuracy_scores(ranks: Tensor, labels: Tensor, classes: int) -> list[Score]:
 
 
 class Place(NamedTuple):
-    """A map's metric as a headline, of a layer, or of a head; layers and heads count from 1."""
+    """A metric of a map: the headline (no layer), or that of a layer or head, counted from 1."""
 
     map: str | None
     metric: str
@@ -97,7 +97,7 @@ class Place(NamedTuple):
 def by_place(
     map: str | None, metric: str, headline: Tensor, layers: Tensor | None = None, heads: Tensor | None = None
 ) -> dict[Place, Tensor]:
-    """Name the values [n] of a headline, those of layers [n, L] and those of heads [n, L, H]."""
+    """Key the values of a headline [n], of layers [n, L] and of heads [n, L, H] by `Place`: [n] each."""
     found = {Place(map, metric): headline}
     if layers is not None:
         found |= {Place(map, metric, at): own for at, own in enumerate(layers.unbind(1), 1)}

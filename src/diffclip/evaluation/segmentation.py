@@ -25,8 +25,8 @@ MAJORITY = "majority class"
 def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
     """Measure `mean_iou`, over the classes that occur, and `pixel_accuracy`, over all labeled pixels, of each map.
 
-    `setting.preprocess` does not crop. Outcomes of `pixel_accuracy` are an image's right pixels over the labeled pixels
-    of a mean image.
+    `setting.preprocess` must not crop. The outcome of an image in `pixel_accuracy` is its number of right pixels,
+    divided by the mean number of labeled pixels.
     """
     model, data, classes = setting.model, setting.data, len(setting.data.classnames)
     classifier = setting.classifier()
@@ -60,14 +60,14 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
 def count_pixels(cosines: Tensor, truth: Tensor) -> Tensor:
     """Count the labeled pixels of an image by class.
 
-    A pixel whose class shares the largest cosine with another class gets the other class.
+    If the true class and another class share the largest cosine, the pixel gets the other class.
 
     Args:
         cosines: [K, g, g], of each patch with the text of each class.
         truth: int64 [H, W], the class of each pixel or NOT_LABELED.
 
     Returns:
-        int64 [3, K]: pixels of the class that are answered so, pixels that are answered so, pixels of the class.
+        int64 [3, K]: right pixels of the class, pixels that get the class, pixels of the class.
     """
     size = (truth.shape[0], truth.shape[1])
     maps = F.interpolate(cosines[None], size, mode="bilinear", align_corners=False)[0]
@@ -81,7 +81,7 @@ def count_pixels(cosines: Tensor, truth: Tensor) -> Tensor:
 
 
 def mean_iou(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average intersection over union over the classes that occur; `counts` [..., 3, K] as of `count_pixels`."""
+    """Average intersection over union over the classes that occur; `counts` [..., 3, K] are from `count_pixels`."""
     right, answered, actual = np.moveaxis(counts, -2, 0)
     occurs = actual > 0
     shares = right / np.where(occurs, answered + actual - right, 1)
@@ -96,13 +96,13 @@ def _pixel_accuracy(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _majority(actual: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Count the pixels [n, 3, K] where the answer to `actual` [n, K] is always the class with the most pixels."""
+    """Count the pixels [n, 3, K] if the answer is always the class with the most pixels in `actual` [n, K]."""
     is_best = np.arange(actual.shape[1]) == actual.sum(0).argmax()
     return np.stack([actual * is_best, actual.sum(1, keepdims=True) * is_best, actual], axis=1)
 
 
 def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
-    """Score a map by its counts [n, 3, K]; by chance each class has an equal share of every class's pixels."""
+    """Score a map by its counts [n, 3, K]; for chance, each class gets an equal share of every class's pixels."""
     images, _, classes = counts.shape
     total = counts.sum(0)
     actual = total[2]

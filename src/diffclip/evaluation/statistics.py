@@ -1,7 +1,7 @@
 """Intervals and tests: over items (one trained model), and over training seeds (a method).
 
-An interval or test over items is about the trained weights at hand and other test items. Only a comparison over
-seeds (`compare_arms`) is about two methods. Values are fractions; tests are two-sided unless they say otherwise.
+An interval or test over items holds for these trained weights and other test items. Only a comparison over seeds
+(`compare_arms`) holds for methods. Values are fractions; tests are two-sided unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, bounds: 
     Args:
         values: [n] outcomes of items.
         clusters: [n]; items of one cluster (the captions of an image) are resampled together.
-        bounds: limits of the metric. If every cluster has the same outcome, the bootstrap collapses to a point, and
-            the Wilson interval with the clusters as trials is used instead; without bounds there is none.
+        bounds: limits of the metric. If every cluster has the same outcome, the bootstrap collapses to a point. With
+            bounds, the upper Wilson limit of 0 successes in as many trials as clusters is added to both sides.
     """
     low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds])[0]
     return float(low), float(high)
@@ -80,8 +80,8 @@ def class_mean_interval(
 ) -> Interval:
     """Return the 95 % bootstrap interval of the mean over classes of each class's accuracy.
 
-    A class that a resample misses is left out of its mean; `clusters` as in `mean_interval`. If all hits are equal,
-    Wilson with K² / Σ 1/n_c trials, and no more than there are clusters.
+    A class that is missing in a resample is left out of its mean; `clusters` as in `mean_interval`. If all hits are
+    equal, the interval is Wilson's with K² / Σ 1/n_c trials, at most as many as there are clusters.
     """
     from scipy.sparse import csr_matrix
 
@@ -108,7 +108,7 @@ def sums_interval(
 
     Args:
         values: [n, …], summed over the items of a resample.
-        statistic: from such sums [r, …] to shares [r]. If all are equal, Wilson's margin with the items as trials.
+        statistic: from such sums [r, …] to shares [r]. If all are equal, the margin is Wilson's with items as trials.
     """
     flat = values.reshape(len(values), -1)
     sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat))]
@@ -145,7 +145,7 @@ def compare_two_trained_weights(
     differences = hits - other
     sums = np.round(by_cluster(differences[:, None], clusters)[0][:, 0], 12)
     sums = sums[sums != 0]
-    if len(sums) < 2:  # a single sign is as likely one as the other
+    if len(sums) < 2:  # both signs of a single sum are equally likely
         p = 1.0
     elif clusters is None and np.isin([hits, other], (0, 1)).all():
         p = binomtest(int((sums > 0).sum()), len(sums)).pvalue
@@ -230,10 +230,10 @@ def compare_arms(
 
 
 def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
-    """Correct the p of all rows but the primary ones together (Holm), and set `verdict`.
+    """Correct the p-values of all rows except primary ones together (Holm), and set `verdict`.
 
-    "better" or "worse": p (of a secondary row `p_holm`) below 5 %; "equivalent": `p_equivalent` below 5 %;
-    "one run": fewer than two seeds; else "undecided". Call it again on rows of several measures put together.
+    "better" or "worse": p (in a secondary row `p_holm`) below 5 %; "equivalent": `p_equivalent` below 5 %;
+    "one run": fewer than two seeds; else "undecided". To correct over several measures, call it on all their rows.
     """
     from statsmodels.stats.multitest import multipletests
 
@@ -251,7 +251,7 @@ def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
 def residual_sd(values: pd.DataFrame) -> tuple[float, float]:
     """Return the pooled residual standard deviation of `value ~ model + seed` and its degrees of freedom.
 
-    NaN and 0 where no model has two seeds.
+    NaN and 0 without degrees of freedom. Two models with two seeds in common have one.
     """
     fit = _fit(_by_seed(values))
     return (math.nan, 0.0) if fit is None else (math.sqrt(float(fit.scale)), float(fit.df_resid))
@@ -280,14 +280,14 @@ def power(difference: float, error: float, df: float) -> float:
 
 
 def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLike) -> float:
-    """Return the one-sided p of "the mean over seeds is not above chance".
+    """Return the one-sided p-value of the null hypothesis "the mean over seeds is not above chance".
 
-    The variance is that over seeds plus that over items, which all seeds share.
+    The variance is the sum of the variances over seeds and over items, because all seeds share the items.
 
     Args:
         values: [n] one value per seed.
         low: [n] lower ends of the 95 % intervals over items.
-        high: [n] upper ends of them.
+        high: [n] upper ends of these intervals.
     """
     from scipy import stats
 
@@ -298,7 +298,7 @@ def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLi
     error = math.sqrt(items + seeds)
     if error == 0:
         return float(numbers.mean() <= chance)
-    # Welch-Satterthwaite: the items' share of the variance has as good as unlimited degrees of freedom
+    # Welch-Satterthwaite: the items' share of the variance has practically unlimited degrees of freedom
     df = (n - 1) * (error**2 / seeds) ** 2 if seeds > 0 else math.inf
     return float(stats.t.sf((numbers.mean() - chance) / error, df))
 
@@ -318,7 +318,7 @@ def _fit(table: pd.DataFrame) -> Any:
         return None
     long = table.stack().dropna().rename("value").reset_index()
     with warnings.catch_warnings():
-        # of models without a seed in common, between which nothing is tested
+        # raised for models without a seed in common, between which nothing is tested
         warnings.simplefilter("ignore", SingularMatrixWarning)
         fit = ols("value ~ 0 + C(model) + C(seed)", long).fit()
     return fit if fit.df_resid >= 1 else None
@@ -327,7 +327,7 @@ def _fit(table: pd.DataFrame) -> Any:
 def _max_t(table: pd.DataFrame, contrasts: Sequence[Contrast]) -> dict[Contrast, float]:
     """Return p of each contrast by Westfall & Young's max-T: models permuted within seeds, over all contrasts.
 
-    Over the seeds that all models of the contrasts have; empty where these are fewer than two.
+    Only seeds that all models of the contrasts have are used; with fewer than two such seeds the result is empty.
     """
     models = sorted({name for contrast in contrasts for name in contrast} & set(table.index))
     block = table.loc[models].dropna(axis=1).to_numpy(np.float64)

@@ -1,7 +1,7 @@
-"""Suites: tasks on sets, in an order that gives the quick answers first; docs/evaluate.md says what they are for.
+"""Suites: tasks on sets, the quick ones first; docs/evaluate.md explains the purpose of each suite.
 
 `held-out` is `quick` without corruptions, and with the half of Flickr8k's validation split that chose no checkpoint.
-`clutter` is for the folder of `diffclip data make-scenes` as --data-root.
+`clutter` needs, as --data-root, a folder that `diffclip data make-scenes` has written.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _SHIFTS = ("imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch")
 
 @dataclass(frozen=True)
 class Entry:
-    """One task (None: the one that the set is for) on a set, by its folder or name.
+    """One task (None: the set's default task) on a set, which is named by its folder or name.
 
     Attributes:
-        splits: of these the first that the set has is measured.
+        splits: the first of these that the set has is measured.
         corruption: of the images, with `severity` 1 to 5; None: none.
-        interpolation: that images are resized by; None: the model's own.
+        interpolation: the method to resize images; None: the model's own.
         templates, prompt: as in `Setting`.
-        words: with `prompt`, other words for some names: those that the models of the suite have seen.
+        words: with `prompt`, words that replace some names: words that the models of the suite have seen.
     """
 
     task: str | None
@@ -89,7 +89,7 @@ _SCENES = (
     *_each("focus", "scenes"),
 )
 _BRIEF = (
-    # few have the test split of Flickr8k, and models trained on its train split are validated on val
+    # test is better, because models trained on Flickr8k are validated on val, but few people have test
     Entry("retrieval", "flickr8k", ("test", "val")),
     *_each("zero-shot", "cifar10", "caltech101"),
 )
@@ -97,7 +97,7 @@ _LEARNED = (*_each("few-shot", "cifar10", "caltech101"), *_each("linear-probe", 
 _QUICK = (*_BRIEF, *_corrupted("cifar10"), *_LEARNED)
 _HELD_OUT = (Entry("retrieval", "flickr8k", ("val[500:]",)), *_BRIEF[1:], *_LEARNED)
 _CLUTTER = (*_each("retrieval", "captions"), *_each("zero-shot", "colours", "counts", "shapes"))
-# captions of Flickr8k know cats and dogs, but no breeds
+# captions of Flickr8k mention cats and dogs, but no breeds
 _CATS_AND_DOGS = (("Abyssinian", "cat"), ("American Bulldog", "dog"), ("Bengal", "cat"))
 _PETS = Entry("focus", "oxford_pets3", prompt="a {c}", words=_CATS_AND_DOGS)
 _ATTENTION = (
@@ -117,7 +117,7 @@ _PAPER = (
     *_each("retrieval", "flickr8k", "flickr30k", "mscoco_captions"),
     *_each("zero-shot", "imagenet1k", *_SHIFTS, *_NINE),
     Entry("zero-shot", "imagenet1k", templates=SLIP_TEMPLATES),
-    # features as lgssl reads them
+    # lgssl resizes images bicubically
     *_each("few-shot", *_NINE, interpolation="bicubic"),
     *_each("linear-probe", *_NINE, interpolation="bicubic"),
 )
@@ -134,9 +134,9 @@ SUITES = {
 
 
 def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
-    """Return the sets that `entries` need and that do not lie below `root`, with the way to get each.
+    """Return the sets that `entries` need and that are not below `root`, with the way to get each.
 
-    A published set is missing if it has none of the splits that would do, or not the one to learn from.
+    A published set is missing if it has none of the splits of its entry, or lacks the split that the task learns from.
     """
     missing: dict[str, str] = {}
     for entry in entries:

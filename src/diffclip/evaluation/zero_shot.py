@@ -35,8 +35,8 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `image_retrieval_recall@k` (text→image) and `text_retrieval_recall@k` (image→text), k = 1, 5, 10, and
     `mean_recall`, the mean of the six.
 
-    The first is averaged over all captions, and its interval resamples images with all their captions. The second is
-    averaged over the images that have captions; a hit is any own caption among the top k.
+    Image retrieval is averaged over all captions, and its interval resamples images with all their captions. Text
+    retrieval is averaged over the images that have captions; a hit is any own caption among the top k.
     """
     batches = ((batch.images, batch.captions or []) for batch in setting.batches())
     with evaluating(setting.model):
@@ -66,7 +66,7 @@ def true_text(data: EvaluationSet, position: int) -> str:
 
 
 def true_texts(setting: Setting[EvaluationSet]) -> tuple[Tensor, list[int]]:
-    """Embed the different true texts of the set, [K, D], and return which of them is that of each sample."""
+    """Embed the different true texts of the set, [K, D], and return the number of each sample's text among them."""
     own = [true_text(setting.data, position) for position in range(len(setting.data))]
     index = {text: i for i, text in enumerate(dict.fromkeys(own))}
     return setting.text_features(list(index)), [index[text] for text in own]

@@ -1,7 +1,7 @@
-"""Images × texts × models: the maps of each, as arrays to draw or to keep.
+"""Maps of every model for every image and text, as arrays to draw or to save.
 
-Shapes: P images, B of them at once, T texts, L tokens, S image size, D joint width, N tokens of an image (the class
-token and h · w patches).
+Shapes: P images, B images of a batch, T texts, L tokens, S image size, D joint width, N tokens of an image (the class
+token, registers and h · w patches).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _BATCH = 16
 
 @dataclass(frozen=True)
 class Attended:
-    """The maps of one model for P images and T texts; for a method without texts T is 0.
+    """The maps of one model for P images and T texts. T is 0 for a method without texts.
 
     Attributes:
-        maps: [P, max(T, 1), h, w], ≥ 0 but for the attention of differential layers, which has a sign.
-        cosines: [P, T] of the image's feature and the text's.
+        maps: [P, max(T, 1), h, w], ≥ 0; only the attention of differential layers is signed.
+        cosines: [P, T], between the features of image and text.
         probabilities: [P, T], softmax of the logits over the T texts.
-        pieces: the tokens of each text between its start and its end, as `Tokenizer.pieces`.
-        spoken: the relevance of these tokens, [P, T, L] ≥ 0; L is the longest text's length, 0 past the end of others.
-        patch: the row and column of the patch that looks; None: the class token.
+        pieces: the tokens of each text between its start and its end, see `Tokenizer.pieces`.
+        spoken: the relevance of these tokens, [P, T, L] ≥ 0. L is the length of the longest text, and padding is 0.
+        patch: the row and column of the patch whose attention is mapped; None: the class token.
     """
 
     maps: Array
@@ -65,16 +65,16 @@ def attend(
     """Make the maps of each model for each image and text.
 
     Args:
-        models: one or more, by the name that errors call them; evaluated where they are, and left as they were.
-        images: RGB, one or more, gone through once, a few held at a time.
-        texts: for the methods of `OF_TEXTS`; the others know none.
+        models: one or more, by the name for error messages. Each runs on its own device and is left unchanged.
+        images: RGB, one or more, read once and in batches.
+        texts: for the methods in `OF_TEXTS`; the other methods take no text.
 
     Raises:
-        InputError: as `View.resolved`; no such layer, head or patch, a second map of a plain tower, or weights that
-            give numbers that are not finite.
+        InputError: as `View.resolved`; no such layer, head or patch; A1 or A2 of a plain tower; or weights that give
+            numbers that are not finite.
     """
     view = (view or View()).resolved(texts)
-    # in any mode of the caller: the maps are differentiated
+    # the caller may be in inference mode, which allows no gradients of the maps
     with torch.inference_mode(False), torch.no_grad():
         readers = {name: _Reader(name, loaded, texts, view) for name, loaded in models.items()}
         parts: dict[str, list[_Part]] = {name: [] for name in models}
@@ -90,7 +90,7 @@ _Part = tuple[Tensor, ...]  # maps [B, max(T, 1), h, w], cosines [B, T], relevan
 
 
 class _Reader:
-    """One model and its texts: images to their maps, cosines and relevance of tokens."""
+    """One model and its texts: computes maps, cosines and relevance of tokens for batches of images."""
 
     def __init__(self, name: str, loaded: Prepared, texts: Sequence[str], view: View) -> None:
         self.name, self.method, self.patch = name, view.method, view.patch
@@ -164,7 +164,7 @@ class _Reader:
 
 
 def _range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
-    """The vision layers that `layers` names, from the first to before the last."""
+    """Return the first of the vision layers that `layers` names, and one past the last; both count from 0."""
     depth = model.config.vision.layers
     known = {"all": (0, depth), "last": (depth - 1, depth)}
     if layers in known:
@@ -179,9 +179,9 @@ def write_arrays(
 ) -> Path:
     """Write the maps of M models for P images and T texts as a file for `numpy.load`.
 
-    It holds `models` [M], `images` [P], `texts` [T], `method`; `maps` float32 [M, P, T, h, w], raw (T is 1 for a method
-    without texts), or where grids differ `maps_0`, `maps_1`, … [P, T, h, w] by model; and for texts `cosines` and
-    `probabilities` [M, P, T], `tokens` [M, T, L], "" past a text's end, and their `token_relevance` [M, P, T, L].
+    The file holds `models` [M], `images` [P], `texts` [T], `method` and the raw `maps`, float32 [M, P, T, h, w] (T is 1
+    for a method without texts). If grids differ, `maps_0`, `maps_1`, … [P, T, h, w] hold the maps by model. Texts add
+    `cosines` and `probabilities` [M, P, T], `tokens` [M, T, L], padded with "", and `token_relevance` [M, P, T, L].
     """
     each, models = list(found.values()), list(found)
     arrays: dict[str, Any] = {"models": models, "images": images, "method": method}
@@ -200,7 +200,7 @@ def write_arrays(
             "tokens": np.array(tokens, dtype=np.str_),
             "token_relevance": np.stack(spoken),
         }
-    # into an open file: numpy adds its own ending to a name
+    # into an open file, because NumPy adds .npz to a path
     with write_atomically(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
     return path

@@ -1,4 +1,4 @@
-"""Attention maps of either tower, computed beside the model: its own forward pass stays as fast as it is."""
+"""Attention maps of either tower, made by `recording`, so that the model's own forward pass stays fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diffclip.errors import InputError
 from diffclip.focus.recording import recording
 from diffclip.model import CLIP
 
-# all maps of a tower are kept for so many inputs at once: 90 MB for ViT-B-16
+# number of inputs for which all maps of a tower are held at once: 90 MB for ViT-B-16
 _AT_ONCE = 4
 
 
@@ -29,9 +29,9 @@ def patch_grid(model: CLIP) -> int:
 
 
 def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:
-    """The class token's attention in one vision layer for `images` [B, 3, S, S], mean over heads, as [B, h, w] by name.
+    """Return the class token's attention in one vision layer for images [B, 3, S, S]: [B, h, w] by name, mean of heads.
 
-    The names are "A" for a plain layer; "A1", "A2" and the signed "A1 − λ·A2" for a differential one.
+    The names are "A" for a plain layer; "A1", "A2" and the signed "A1 − λ·A2" for a differential layer.
     """
     with recording(model, "visual", layer) as seen:
         model.encode_image(images)
@@ -42,16 +42,16 @@ def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, 
 
 
 def patch_part(row: Tensor) -> Tensor:
-    """The patches' part [..., h·w] of a value for each token [..., N]: the last ones, after class token and registers.
+    """Select the values of patches [..., h·w] from those of all tokens [..., N]: class token, registers, patches.
 
-    Images are square, and `VisionConfig` refuses more registers than there are patches on two edges.
+    N determines h·w: images are square, and `VisionConfig` refuses more registers than patches on two edges.
     """
     side = math.isqrt(row.shape[-1] - 1)
     return row[..., -side * side :]
 
 
 def as_patches(row: Tensor) -> Tensor:
-    """A value for each patch [..., h·w], row by row, as [..., h, w]; images are square."""
+    """Reshape the values of patches [..., h·w], row by row, to [..., h, w]; images are square."""
     side = math.isqrt(row.shape[-1])
     return row.reshape(*row.shape[:-1], side, side)
 
@@ -64,12 +64,12 @@ def visible_part(image: Image.Image, preprocess: EvalTransform, edge: int) -> Im
 
 
 def rollout(maps: Sequence[AttentionMaps]) -> Tensor:
-    """Attention rollout through `maps`, in order of depth: [B, N, N] ≥ 0, each row sums to 1.
+    """Compute attention rollout through `maps`, which are in order of depth: [B, N, N] ≥ 0, each row sums to 1.
 
-    How much of each input token is in each output token if layers only mixed: Abnar and Zuidema, "Quantifying Attention
-    Flow in Transformers" (ACL 2020), the product over layers of (A + 1)/2 with A the mean over heads. A map of a
-    differential layer has a sign and rows that sum to 1 − λ; what flows is measured by its magnitude, so A is
-    |A1 − λ·A2| with rows divided by their sums.
+    Rollout is the share of each input token in each output token if layers only mixed tokens: the product over layers
+    of (A + 1)/2 with A the mean over heads (Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020).
+    A map of a differential layer is signed, and its rows sum to 1 − λ. Its flow is measured by magnitude: A is the
+    mean over heads of |A1 − λ·A2|, with rows divided by their sums.
     """
     tokens = maps[0].first.shape[-1]
     identity = torch.eye(tokens, dtype=maps[0].first.dtype, device=maps[0].first.device)
@@ -77,17 +77,17 @@ def rollout(maps: Sequence[AttentionMaps]) -> Tensor:
     for one in maps:
         mixed = one.combined.detach().abs().mean(1)
         total = mixed.sum(-1, keepdim=True)
-        # where λ is 1 and both maps agree nothing is mixed in
+        # a row of zeros (λ is 1 and both maps agree) mixes nothing in
         mixed = torch.where(total > 0, mixed / total, identity)
         flow = 0.5 * (mixed + identity) @ flow
     return flow
 
 
 def map_correlation(maps: AttentionMaps) -> Tensor:
-    """Pearson's correlation of the class token's two maps over the patches, [B, heads/2].
+    """Compute Pearson's correlation of A1 and A2 in the class token's row, over the patches: [B, H].
 
-    Near 1 both maps look at the same patches, and the difference cancels what they share; 0 where a map is constant.
-    A plain layer, which has one map, raises `ValueError`.
+    Near 1, both maps look at the same patches, and the difference cancels what they share. A constant map gives 0.
+    A plain layer has one map and raises `ValueError`.
     """
     if maps.second is None:
         raise ValueError("a plain layer has one map")
@@ -95,18 +95,18 @@ def map_correlation(maps: AttentionMaps) -> Tensor:
 
 
 def correlation_by_layer(model: CLIP, tower: str, inputs: Tensor) -> Tensor:
-    """Pearson's correlation of A1 with A2 in each layer of `tower`, the mean over heads: float64 [n, layers] on the
-    CPU, [n, 0] of a plain tower.
+    """Compute Pearson's correlation of A1 and A2 in each layer of `tower`, mean over heads: float64 [n, layers] on the
+    CPU; [n, 0] for a plain tower.
 
-    Of images [n, 3, S, S] ("visual") it is that of the class token's rows over the patches. Of tokens [n, L] ("text")
-    it is that of the row of each text's end, over the tokens that it sees, the start and itself included.
+    For images [n, 3, S, S] ("visual") the class token's rows are correlated over the patches. For tokens [n, L]
+    ("text") the rows of each text's end token are correlated over the tokens from the start of the text to its end.
     """
     tower_config = model.config.vision if tower == "visual" else model.config.text
     if not tower_config.attention.startswith("differential"):
         return torch.empty(len(inputs), 0, dtype=torch.float64)
     device = next(iter(model.parameters())).device
     found = []
-    # blocks would be compiled once more for the recorded way
+    # otherwise the blocks of a compiled model are compiled again for the recording
     with torch.compiler.set_stance("force_eager"):
         for part in torch.split(inputs.to(device), _AT_ONCE):
             with recording(model, tower) as maps:
@@ -124,8 +124,8 @@ def _of_ends(maps: AttentionMaps, tokens: Tensor) -> Tensor:
 
 
 def _pearson(first: Tensor, second: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Pearson's correlation of two rows of numbers, [..., P] each, over the places that are `seen` (None: all): [...]
-    in float64; 0 where a row is constant but for rounding."""
+    """Compute Pearson's correlation of two rows [..., P] over the entries that are `seen` (None: all): float64 [...];
+    0 if a row is constant up to rounding."""
     pair = torch.stack([first, second]).double()
     weight = torch.ones_like(pair) if seen is None else seen.to(pair.dtype).expand_as(pair)
     mean = (pair * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)

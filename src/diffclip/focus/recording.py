@@ -1,7 +1,7 @@
-"""The maps that a forward pass goes through, of any layers; the model itself is left as it was.
+"""Record the attention maps of chosen layers in a forward pass. The model is unchanged afterwards.
 
-While it records, the chosen layers attend through `attend_through_maps`, the plain twin of the fast paths: outputs are
-the same up to rounding, and gradients of anything computed from them can be taken for each map.
+During the recording, the chosen layers attend through `attend_through_maps`, the plain twin of the fast paths. Outputs
+are the same up to rounding, and whatever is computed from them can be differentiated with respect to each map.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from diffclip.model import CLIP
 
 TOWERS = ("visual", "text")
 Norm = Literal["detached", "graph"]
-"""The rule for gradients through a head norm: its denominator as a constant ("detached"), or as computed ("graph")."""
-_MEMORY = 2 << 30  # bytes that the maps of images, their gradients and what leads to them may take at once
+"""The rule for gradients through a head norm: its denominator is constant ("detached") or differentiated ("graph")."""
+_MEMORY = 2 << 30  # bytes for the maps of a batch, their gradients and the activations kept for them
 
 
 @contextmanager
@@ -30,11 +30,11 @@ def recording(
 ) -> Iterator[list[AttentionMaps]]:
     """Record the maps of `tower` from `first_layer` on, in order of depth, for each call of the tower in the block.
 
-    The model is in evaluation mode inside the block and in its own mode after it. Without `gradients` no graph is
-    made; with them it begins at `first_layer`, what comes before costs no memory (in the block's first call of the
-    tower: gradients stay on until the block ends), and `torch.autograd.grad` finds the derivative of what was computed
-    for `maps.combined` of each layer (the total one, through all later layers; `norm` as `relevance` explains it). Not
-    for use by several threads on one model at once.
+    The model is in evaluation mode inside the block; its own mode is restored afterwards. Without `gradients` no graph
+    is made. With `gradients` the graph begins at `first_layer`, so that earlier layers cost no memory. This holds for
+    the first call of the tower: then gradients stay on until the block ends. `torch.autograd.grad` gives the derivative
+    with respect to `maps.combined` of each layer: the total derivative, through all later layers. The module
+    `relevance` explains `norm`. Several threads must not record one model at once.
 
     Raises:
         InputError: no such tower or layer.
@@ -49,7 +49,7 @@ def recording(
     was_checkpointing = model.visual.grad_checkpointing
     seen: list[AttentionMaps] = []
     model.eval()
-    # timm checkpoints in evaluation too, which would make the maps twice
+    # timm uses gradient checkpointing in evaluation too, which would record the maps twice
     model.visual.grad_checkpointing = False
     for layer in chosen:
         layer._attend = partial(_attend, layer, gradients, norm == "detached", seen)  # type: ignore[method-assign]
@@ -60,16 +60,16 @@ def recording(
         for layer in chosen:
             del layer._attend
         model.visual.grad_checkpointing = was_checkpointing
-        # one by one: a part may have been frozen in evaluation mode
+        # module by module, because some modules may have been in evaluation mode before
         for module in was_training:
             module.training = True
 
 
 def images_at_once(model: CLIP, first_layer: int = 0) -> int:
-    """Number of images whose maps with gradients, from `first_layer` on, fit into about 2 GiB together."""
+    """Compute the number of images whose maps from `first_layer` on, with gradients, fit into about 2 GiB."""
     vision = model.config.vision
     tokens = (vision.image_size // vision.patch_size) ** 2 + 1 + vision.registers
-    # four maps per head, and what a block of this width keeps for its gradients
+    # four maps per head, and the activations that a block of this width keeps for its gradients
     numbers = (
         (vision.layers - first_layer % vision.layers)
         * tokens
@@ -83,7 +83,7 @@ def _attend(
 ) -> Tensor:
     if gradients:
         torch.set_grad_enabled(True)  # until the block of `recording` ends
-        # of a frozen model no parameter would begin a graph
+        # the parameters of a frozen model would begin no graph
         x = x if x.requires_grad else x.detach().requires_grad_()
     out: Tensor
     maps: AttentionMaps

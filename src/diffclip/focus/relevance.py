@@ -1,19 +1,19 @@
 """Relevance of patches for a text, and of tokens for an image, by two methods that take gradients of the maps.
 
 `relevance`: gradient-weighted attention of Chefer, Gur and Wolf, "Generic Attention-model Explainability" (ICCV 2021),
-with their settings for CLIP: y is the pair's logit, Ā = mean over heads of (∂y/∂A ⊙ A)⁺, and from the first chosen
-layer on R ← R + Ā·R, R = 1 at the start. The paper's Figure 2 shows the row of the class token for the last layer.
+with their settings for CLIP: y is the pair's logit, and Ā is the mean over heads of (∂y/∂A ⊙ A)⁺. R starts as the
+identity, and each chosen layer sets R ← R + Ā·R. DiffCLIP's Figure 2 shows the class token's row for the last layer.
 `grad-eclip`: see `grad_eclip_of`.
 
-Of a differential layer A is A1 − λ·A2, what multiplies the values. Its entries have a sign, and so has their
-derivative: a patch that is subtracted and whose weight speaks against the text speaks for it, and counts.
+In a differential layer, A is A1 − λ·A2, the map that multiplies the values. Its entries are signed, and so are their
+derivatives. A patch with a negative entry and a negative derivative has a positive product: it speaks for the text.
 
-RMSNorm ignores the scale of a head's output. With the head norm in the graph (`norm="graph"`) Euler's theorem therefore
-makes every row of ∂y/∂A ⊙ A sum to 0, and maps are not comparable with those of heads without a norm.
+RMSNorm ignores the scale of a head's output. With the head norm in the graph (`norm="graph"`), Euler's theorem
+therefore makes every row of ∂y/∂A ⊙ A sum to 0, and maps are not comparable with those of heads without a norm.
 `norm="detached"`, the default, takes the norm's denominator as a constant (Ali et al. 2022, "XAI for Transformers",
-arXiv:2202.07304, Section 3.2): a row then sums to what its head adds to y at first order, as in plain attention. The
-LayerNorms of the blocks and the embedding's length stay in the graph: they normalize the sum of all heads, the MLPs and
-the input, and are the same in plain and differential towers.
+arXiv:2202.07304, Section 3.2). A row then sums to the first-order contribution of its head to y, as in plain attention.
+The LayerNorms of the blocks and the norm of the embedding stay in the graph: they normalize the sum of all heads, the
+MLPs and the input, and are the same in plain and differential towers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def image_relevances(
     norm: Norm = "detached",
     methods: Sequence[str] = ("relevance", "grad-eclip"),
 ) -> dict[str, Tensor]:
-    """Relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
+    """Compute the relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
 
     Args:
         images: [B, 3, S, S] as the model takes them.
-        texts: unit-length text features, [T, D] for all images or [B, T, D] for each its own.
-        first_layer: where R begins; −1, as in the papers, is the last layer alone, 0 all layers.
-        norm: what gradients see of a head norm, "detached" (a constant factor) or "graph".
+        texts: unit-length text features: [T, D] for all images, or [B, T, D] if each image has its own.
+        first_layer: the first layer that counts: −1, as in the papers, for the last layer alone, 0 for all layers.
+        norm: the rule for gradients through a head norm, see `Norm`.
     """
     with recording(model, "visual", first_layer, gradients=True, norm=norm) as seen:
         logits = image_logits(model, images, texts)
@@ -56,8 +56,8 @@ def image_relevances(
 def patch_rows(
     maps: Sequence[AttentionMaps], of: Sequence[Tensor], methods: Sequence[str], head: int | None = None
 ) -> dict[str, Tensor]:
-    """Relevance of the patches for the class token by each of `methods`, [B, h·w] ≥ 0, after the layers `maps`, whose
-    gradients are `of`; of all heads or one."""
+    """Compute the relevance of the patches for the class token by each of `methods`, [B, h·w] ≥ 0, from the layers
+    `maps` and their gradients `of`; `head` takes one head instead of all."""
     tokens = maps[0].first.shape[-1]
     places = torch.arange(tokens, device=of[0].device)
     patches = places >= tokens - patch_part(places).shape[-1]
@@ -69,7 +69,8 @@ def patch_rows(
 
 
 def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
-    """The logit of each image with each text, [B, T], with gradients to what records; `texts` as above."""
+    """Compute the logit of each image with each text, [B, T], with a graph to the recorded maps; `texts` as in
+    `image_relevances`."""
     features = model.encode_image(_usable(images), normalize=True)
     texts = _usable(texts.detach()).to(features.dtype)
     return (
@@ -80,10 +81,10 @@ def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
 def text_relevance(
     model: CLIP, tokens: Tensor, images: Tensor, first_layer: int = -1, method: str = "relevance"
 ) -> Tensor:
-    """Relevance of each token for each image: ≥ 0, [T, I, L]; 0 from the end of the text on and at its start.
+    """Compute the relevance of each token for each image: ≥ 0, [T, I, L]; 0 at the start token and from the end on.
 
     Args:
-        tokens: ids [T, L], with a start and an end of text each.
+        tokens: ids [T, L], each text with its start and end token.
         images: unit-length image features [I, D].
         first_layer: as in `image_relevances`.
     """
@@ -101,7 +102,7 @@ def text_relevance(
 
 
 def gradients(logits: Tensor, maps: Sequence[AttentionMaps]) -> tuple[Tensor, ...]:
-    """∂(sum of `logits` [B])/∂A of each layer, [B, H, N, N]: each image's own, as they do not mix."""
+    """Compute ∂(sum of `logits` [B])/∂A of each layer, [B, H, N, N]: each image's own, because images do not mix."""
     return torch.autograd.grad(logits.sum(), [one.combined for one in maps], retain_graph=True)
 
 
@@ -113,9 +114,9 @@ def weighted(maps: AttentionMaps, gradient: Tensor) -> Tensor:
 def relevance_of(
     maps: Sequence[AttentionMaps], of: Sequence[Tensor], rows: Tensor, among: Tensor, head: int | None
 ) -> Tensor:
-    """The row of each token of `rows` [B] in R, [B, N], after the layers `maps`, whose gradients are `of`.
+    """Compute R from the layers `maps` and their gradients `of`; return the row of each token of `rows` [B]: [B, N].
 
-    Ā is the mean over heads, or one `head`'s.
+    Ā is the mean over heads, or that of one `head`. `among` is not used: all methods have the same arguments.
     """
     tokens = maps[0].first.shape[-1]
     relevance = torch.eye(tokens, dtype=of[0].dtype, device=of[0].device).expand(len(of[0]), -1, -1)
@@ -128,22 +129,21 @@ def relevance_of(
 def grad_eclip_of(
     maps: Sequence[AttentionMaps], of: Sequence[Tensor], rows: Tensor, among: Tensor, head: int | None
 ) -> Tensor:
-    """H [B, N] ≥ 0 of the layers `maps`, whose gradients are `of`; 0 outside `among`.
+    """Compute H [B, N] ≥ 0 from the layers `maps` and their gradients `of`; 0 outside `among`.
 
-    Zhao et al., "Gradient-based Visual Explanation for CLIP" (ICML 2024) and "Grad-ECLIP" (arXiv:2502.18816): of the
-    last layer, with o the class token's output before the output projection, v_i, k_i the value and key of patch i, q
-    the class token's query, y the pair's logit, and Φ scaling the patches of an image to [0, 1],
+    Zhao et al., "Gradient-based Visual Explanation for CLIP" (ICML 2024) and "Grad-ECLIP" (arXiv:2502.18816). In the
+    last layer, o is the class token's output before the output projection, v_i and k_i are the value and key of patch
+    i, q is the class token's query, y the pair's logit, and Φ scales the patches of an image to [0, 1]:
 
         H_i = ReLU(Σ_c w_c · λ_i · v_ic),   w = ∂y/∂o,   λ_i = Φ(cos(q, k_i)),
 
-    the cosine over the channels of all heads. The sum of w_c·v_ic over the channels of head h is ∂y/∂A_h,i, so that
-    H_i = ReLU(λ_i · Σ_h ∂y/∂A_h,i): the values are those that are attended, and a gate is part of w.
+    with the cosine over the channels of all heads. The sum of w_c·v_ic over the channels of head h is ∂y/∂A_h,i, so
+    H_i = ReLU(λ_i · Σ_h ∂y/∂A_h,i). The values are those that attention sums, and the gate of a gated layer is in w.
 
-    A differential head attends by A = A1 − λ·A2, with o before its head norm. Its loosened weight is
-    Φ(cos(q1, k1_i) − λ·cos(q2, k2_i)); where λ is of heads or tokens (V2), each head's part of the second cosine has
-    its own. Of several layers the sums are added before the ReLU, as the authors do for texts. The authors' program
-    attends with a single head and sends queries and keys through the output projection; the paper's formula does
-    neither.
+    In a differential head A = A1 − λ·A2, and o is the output before the head norm. The weight λ_i is
+    Φ(cos(q1, k1_i) − λ·cos(q2, k2_i)). If λ differs by head or token (V2), each head's part of the second cosine has
+    its own λ. The sums of several layers are added before the ReLU, as the authors do for texts. The authors' code
+    uses a single head and sends queries and keys through the output projection; the paper's formula does neither.
     """
     each = torch.arange(len(rows), device=rows.device)
     total = torch.zeros_like(among, dtype=of[0].dtype)
@@ -155,8 +155,8 @@ def grad_eclip_of(
 
 
 def loosened(maps: AttentionMaps, rows: Tensor, among: Tensor) -> Tensor:
-    """The spatial weight Φ(cos(q, k_i)) of tokens `rows` [B], in [0, 1] over the tokens `among` [B, N]: [B, N]; 1
-    where all are equal."""
+    """Compute the spatial weights Φ(cos(q, k_i)) for the queries of the tokens `rows` [B]: [B, N], scaled to [0, 1]
+    over the tokens `among` [B, N]; 1 if all are equal."""
     assert maps.queries is not None
     assert maps.keys is not None
     each = torch.arange(len(rows), device=rows.device)
@@ -184,10 +184,10 @@ def _cosine(products: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
 
 
 METHODS: dict[str, Explain] = {"relevance": relevance_of, "grad-eclip": grad_eclip_of}
-"""The methods: from the maps [B, H, N, N] of some layers, the gradients of y for them, the token that is explained
-[B], the tokens that may explain it [B, N] and a head (None: all), to [B, N] ≥ 0."""
+"""The methods by name. Arguments: the maps [B, H, N, N] of some layers, the gradients of y with respect to them, the
+token to explain [B], the tokens that may explain it [B, N] and a head (None: all). Result: [B, N] ≥ 0."""
 
 
 def _usable(tensor: Tensor) -> Tensor:
-    """A tensor made in inference mode as one that a graph may keep."""
+    """Copy a tensor that was made in inference mode, because autograd cannot keep it in a graph."""
     return tensor.clone() if tensor.is_inference() else tensor

@@ -1,4 +1,4 @@
-"""The choice of an attention map: method, layers, head and patch. A wrong choice is told before torch is imported."""
+"""The choice of an attention map: method, layers, head, patch. A wrong choice is reported before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = {
     "A2": "the class token's row of the second map, which is subtracted",
 }
 """The maps by name, with their meaning."""
-OF_TEXTS = ("relevance", "grad-eclip")  # the maps for a text; the others know none
+OF_TEXTS = ("relevance", "grad-eclip")  # methods that need a text; the others take none
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class View:
     """A choice of maps.
 
     Attributes:
-        method: one of `METHODS`; "" takes "relevance" where there are texts, else "attention".
-        layers: the vision layers, "last", "all" or the number of one, from 1; "" takes "all" for rollout, else "last".
-            Relevance and rollout go through the layers, Grad-ECLIP is their sum and attention their mean. The relevance
-            of tokens goes through all text layers for "all", else through the last.
-        head: one head, from 1, in place of all; a pair of a differential layer is one head.
-        patch: the row and column, from 0 at the top left, of a patch that looks in place of the class token.
+        method: one of `METHODS`; "" means "relevance" if there are texts, else "attention".
+        layers: the vision layers: "last", "all" or a number from 1; "" means "all" for rollout, else "last". Relevance
+            and rollout propagate through the layers, Grad-ECLIP sums over them, the other methods take their mean.
+            The relevance of tokens propagates through all text layers for "all", else it is that of the last.
+        head: one head, counted from 1, instead of all; a pair of heads in a differential layer counts as one head.
+        patch: the row and column, from 0 at the top left, of a patch whose row of the map replaces the class token's.
     """
 
     method: str = ""
@@ -39,7 +39,7 @@ class View:
     patch: tuple[int, int] | None = None
 
     def resolved(self, texts: Sequence[str]) -> View:
-        """Replace the defaults, given the texts, or raise `InputError` for a view that there is not."""
+        """Replace the defaults, given the texts, or raise `InputError` for an invalid view."""
         method = self.method or ("relevance" if texts else "attention")
         if method not in METHODS:
             raise unknown("method", method, METHODS)
@@ -62,7 +62,7 @@ class View:
         return replace(self, method=method, layers=layers)
 
     def __str__(self) -> str:
-        """For people: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
+        """Describe it: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
         known = {"last": "last vision layer", "all": "all vision layers"}
         layers = known.get(self.layers, f"vision layer {self.layers}")
         together = "all heads" if self.method == "grad-eclip" else "mean over heads"
