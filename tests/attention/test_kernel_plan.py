@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from diffclip.attention.kernels import launch, tuning
 from diffclip.attention.kernels import plan as plans
 from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, candidates, chunks, table_plan
+from diffclip.errors import InputError
 
 KIB = 1024
 
@@ -151,12 +151,8 @@ def test_a_damaged_file_holds_nothing_and_is_written_anew(file: Path, damage: by
     assert tuning.cached(PROBLEM, X.device) == PLAN
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    file: Path, cache_home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_told(file: Path, cache_home: Path) -> None:
     (cache_home / "diffclip").write_text("a file where the folder should be")
-    with caplog.at_level(logging.WARNING):
+    with pytest.raises(InputError, match="diffclip"):
         tuning.keep(PROBLEM, PLAN, file)
-    assert len(caplog.records) == 1
-    assert "the measured kernel plan is not kept" in caplog.text
     assert tuning.cached(PROBLEM, X.device) is None

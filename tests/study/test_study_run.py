@@ -43,6 +43,13 @@ def test_missing_data_is_named_before_anything_is_done(study_file, tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_models_before_the_sweep_are_refused_before_anything_is_timed(study_file, diffclip_study) -> None:
+    ended = diffclip_study(study_file(sweep=ONE_RATE, models=ONE_SEED), "--only", "models")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("diffclip: the sweep is not finished (sweep/")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_the_grid_in_order_once_with_what_the_sweep_chose(study_file, diffclip_study, tmp_path: Path) -> None:
     file = study_file(sweep={**ONE_RATE, "lr": [1e30, 1e-3]}, ablations=ABLATIONS, models=ONE_SEED)
     out, runs = tmp_path / "out", tmp_path / "runs"

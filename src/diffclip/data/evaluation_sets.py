@@ -176,7 +176,7 @@ def _kind(folder: Path) -> Kind:
     kinds: dict[str, Kind] = {kind: kind for kind in ("classification", "retrieval", "sugarcrepe")}
     said = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
     if said not in kinds:
-        raise InputError(f"{folder / 'dataset_type.txt'} says {said!r}: write classification or retrieval")
+        raise InputError(f"{folder / 'dataset_type.txt'} says {said!r}: write one of {', '.join(kinds)}")
     return kinds[said]
 
 

@@ -30,7 +30,7 @@ _MORE = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm",
 SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE))
 """The endings of image files in folders."""
 
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112  # EXIF tag
 _TO_8_BIT = np.round(np.arange(65536) / 257).astype(np.uint8)
 
 
@@ -154,7 +154,7 @@ def _load(image: Image.Image, name: str) -> Image.Image:
 def orientation_of(image: Image.Image) -> int:
     """Return the EXIF orientation from 1 to 8; 1 if the metadata is damaged, because the pixels may be whole."""
     with suppress(Exception):
-        found = int(image.getexif().get(_ORIENTATION) or 1)
+        found = int(image.getexif().get(ORIENTATION) or 1)
         return found if found in range(1, 9) else 1
     return 1
 

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 
 from diffclip.data.corpus import captions_of
 from diffclip.data.evaluation_set import EvaluationSet, usable_samples
-from diffclip.data.images import IMAGE, image_member, orientation_of
+from diffclip.data.images import IMAGE, ORIENTATION, image_member, orientation_of
 from diffclip.data.shards import Shards
 from diffclip.data.transforms import LONGEST_RATIO
 from diffclip.errors import Fault, InputError, sample_fault
@@ -32,7 +32,6 @@ Box = tuple[float, float, float, float]
 """left, top, right, bottom as shares of an image's width and height."""
 # rounding error of a share of 0 or 1
 _ROUNDING = 1e-9
-_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
         raise InputError("has a mask in color or with transparency: save it as 1-bit, gray or palette")
     size = stored if orientation < 5 else stored[::-1]
     if _same_aspect(mask.size, stored):
-        mask.getexif()[_ORIENTATION] = orientation
+        mask.getexif()[ORIENTATION] = orientation
         mask = ImageOps.exif_transpose(mask)
     elif not _same_aspect(mask.size, size):
         own, wanted = ("{}×{}".format(*shape) for shape in (mask.size, size))

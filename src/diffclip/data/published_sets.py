@@ -25,7 +25,7 @@ _CAPTIONS = "https://github.com/mehdidc/retrieval_annotations/releases/download/
 _SUGARCREPE = "https://raw.githubusercontent.com/RAIVNLab/sugar-crepe/main/data"
 _KINDS = ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj")
 _TWO, _THREE = ("train", "test"), ("train", "val", "test")
-_PART = re.compile(r"(\w+)\[(\d*):(\d*)\]")
+_PART = re.compile(r"([^\[\]]+)\[(\d*):(\d*)\]")
 # The publisher's names of splits, if they differ.
 _PUBLISHERS = {("pets", "train"): "trainval", ("imagenet1k", "test"): "val"}
 

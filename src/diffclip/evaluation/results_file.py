@@ -109,6 +109,9 @@ class ResultsFile:
             self._read()
             if self._stamps.pop(key, stamp) != stamp:
                 self._write_stamps()  # if killed before the end, the old stamp must not stand for the new records
+            for record in self._records:
+                if _key(record, *_TASK) == key:
+                    self.outcomes.pop(outcome_key(record), None)
             self._records = [record for record in self._records if _key(record, *_TASK) != key] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:

@@ -198,6 +198,8 @@ def run_study(
     with lock:
         folder = StudyFolder(place.output)
         folder.claim(study)
+        if "sweep" not in groups:
+            choose(study, folder.runs)  # an unfinished sweep is told before anything is timed
         with StopRequest(place.runs) as stop:
             timing = _TIMING[place.device]
             timed = read_timing(place.output).keys() >= study.arms.keys()

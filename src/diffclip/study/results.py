@@ -19,7 +19,14 @@ from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
 from diffclip.files import write_text
 from diffclip.training.recipe_file import read_fields
-from diffclip.training.run_folder import METRICS_FILE, VALIDATION_FILE, curve, read_lines, read_starts
+from diffclip.training.run_folder import (
+    ABOUT_FILE,
+    METRICS_FILE,
+    VALIDATION_FILE,
+    curve,
+    read_lines,
+    read_starts,
+)
 
 if TYPE_CHECKING:
     from diffclip.study.plan import Place, Planned
@@ -107,7 +114,9 @@ def describe_run(
         InputError: a file cannot be read, or the run was never validated.
     """
     steps, validations = read_lines(run / METRICS_FILE), read_lines(run / VALIDATION_FILE)
-    start, diverged = read_starts(run)[-1], measured["diverged"]
+    starts, diverged = read_starts(run), measured["diverged"]
+    if not starts:
+        raise InputError(f"{run / ABOUT_FILE} is missing or damaged: remove {run}, and the run is made again")
     scored = [row for row in validations if row.get("score") is not None]
     if diverged is None and not scored:
         raise InputError(f"{run} was never validated: give the study's data a split val")
@@ -125,8 +134,8 @@ def describe_run(
         "suite_seconds": measured["suite_seconds"],
         "parameters": _parameters(planned.recipe),
         "step_seconds": float(np.median(seconds)) if steps else None,
-        "peak_memory": start.get("ended", {}).get("peak_memory"),
-        "device": start["gpus"][0]["name"] if place.device == "cuda" else start["machine"]["cpu"],
+        "peak_memory": starts[-1].get("ended", {}).get("peak_memory"),
+        "device": starts[-1]["gpus"][0]["name"] if place.device == "cuda" else starts[-1]["machine"]["cpu"],
         "threads": place.threads,
         "side_by_side": place.workers,
         "recipe": planned.digest,

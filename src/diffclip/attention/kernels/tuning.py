@@ -6,7 +6,6 @@ The JSON file is in the user's cache folder, named by GPU and Triton version. Wi
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -18,10 +17,8 @@ from torch import Tensor
 
 from diffclip.attention.kernels import launch
 from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, candidates, table_plan
-from diffclip.errors import InputError
 from diffclip.files import cache_folder, write_text
 
-_log = logging.getLogger(__name__)
 _KERNELS_VERSION = 2  # raise it when a kernel changes, so that older measurements are ignored
 Seen = Callable[[str, Blocks, float | Exception], None]
 _MILLISECONDS = 20  # of measuring a candidate, after as many of warm-up
@@ -101,13 +98,9 @@ def plan_file(device: torch.device) -> Path:
 
 
 def keep(problem: Problem, plan: Plan, file: Path) -> None:
-    """Add a plan to `file`; only log a warning if the file cannot be written."""
+    """Add a plan to `file`; raise `InputError` if the file cannot be written."""
     plans = {key: asdict(old) for key, old in read_plans(file).items()} | {_key(problem): asdict(plan)}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(plans, indent=1))
-    except (OSError, InputError) as error:
-        _log.warning("the measured kernel plan is not kept: %s", error)
+    write_text(file, json.dumps(plans, indent=1))
 
 
 def read_plans(file: Path) -> dict[str, Plan]:
