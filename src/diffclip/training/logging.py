@@ -64,7 +64,7 @@ class RunLogger:
         from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
         self._run, self._label, self._steps, self._step, self._first = run, label, steps, done, done + 1
-        self._ended: Ended = deque(maxlen=51)
+        self._ended: LastSteps = deque(maxlen=51)
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
             forget_after(run / name, done)
@@ -225,11 +225,11 @@ def forget_after(file: Path, step: int) -> None:
         write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
 
 
-Ended = deque[tuple[int, float, float]]
+LastSteps = deque[tuple[int, float, float]]
 """The last steps as (number, samples so far in the whole run, end time). `deque(maxlen=51)` spans 50 steps."""
 
 
-def pace(ended: Ended, steps: int) -> tuple[float | None, float | None]:
+def pace(ended: LastSteps, steps: int) -> tuple[float | None, float | None]:
     """Return samples per second over all processes, and the seconds that a run of `steps` steps still takes. Pauses
     between steps count. Both are None until this start has made two steps."""
     (first, before, begun), (last, samples, now) = ended[0], ended[-1]

@@ -30,7 +30,7 @@ from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import disk_errors, write_text
 from diffclip.training.distributed import has_bf16, native_precision
 from diffclip.training.launch import StopRequest
-from diffclip.training.logging import Ended, duration, forget_after, pace
+from diffclip.training.logging import LastSteps, duration, forget_after, pace
 from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, lock_folder
 from diffclip.vlm.chat import TEMPLATES, image_tokens
 from diffclip.vlm.dataset import ConversationSet, GroupedOrder, collate, open_conversations
@@ -291,7 +291,7 @@ class Reporter(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop.saves = True
         self._batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self._ended: Ended = deque(maxlen=51)
+        self._ended: LastSteps = deque(maxlen=51)
         self._add(state.global_step)
         if state.is_world_process_zero:
             forget_after(self._run / METRICS_FILE, state.global_step)
