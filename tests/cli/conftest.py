@@ -1,4 +1,4 @@
-"""Small sets, images and a saved model for the commands that use a model."""
+"""Small sets and images for tests of the commands that use a model."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def colored_png(index: int) -> bytes:
 
 @pytest.fixture(scope="session")
 def class_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve images of three classes, and one that is broken."""
+    """Twelve images of three classes, and one broken image."""
     samples = [{"png": colored_png(index), "cls": str(index % 3)} for index in range(12)]
     samples.append({"png": b"not an image", "cls": "0"})
     files = {"classnames.txt": "\n".join(COLORS)}

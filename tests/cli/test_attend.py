@@ -20,14 +20,14 @@ TEXTS = ("--text", "a mug", "--text", "a lamp")
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain CLIP of larger images than `model_folder`'s differential one."""
+    """A plain CLIP with larger images and more patches than the differential model in `model_folder`."""
     folder = tmp_path_factory.mktemp("models") / "plain"
     vision = WORDED["vision"] | {"image_size": 24, "heads": 2}
     diffclip.save_weights(diffclip.CLIP(variant_config("CLIP", WORDED | {"vision": vision}), seed=0), folder)
     return folder
 
 
-def test_one_image_becomes_files_of_every_kind(model_folder, plain, image_folder, tmp_path):
+def test_attend_writes_one_image_as_png_svg_pdf_and_npz(model_folder, plain, image_folder, tmp_path):
     files = [tmp_path / f"out.{suffix}" for suffix in ("png", "SVG", "pdf", "npz")]
     outputs = [argument for file in files for argument in ("--output", file)]
     models = ("--model", plain, "--model", model_folder)
@@ -40,7 +40,7 @@ def test_one_image_becomes_files_of_every_kind(model_folder, plain, image_folder
     assert arrays["models"].tolist() == ["CLIP", "DiffCLIP"]
     assert arrays["texts"].tolist() == ["a mug", "a lamp"]
     assert arrays["images"].tolist() == [str(image_folder / "red.png")]
-    # grids differ, so an array a model
+    # one array per model, because their grids differ
     assert arrays["maps_0"].shape == (1, 2, 3, 3)
     assert arrays["maps_1"].shape == (1, 2, 2, 2)
     assert arrays["cosines"].shape == (2, 1, 2)
@@ -49,7 +49,7 @@ def test_one_image_becomes_files_of_every_kind(model_folder, plain, image_folder
     np.testing.assert_allclose(arrays["probabilities"].sum(-1), 1, rtol=1e-5)
 
 
-def test_where_a_patch_looks_is_drawn_and_said(model_folder, plain, image_folder, tmp_path):
+def test_patch_and_method_options_appear_in_the_output_files(model_folder, plain, image_folder, tmp_path):
     file = tmp_path / "maps.npz"
     models = ("--model", plain, "--model", model_folder)
     call(image_folder, *models, "--patch", "0,1", "--output", file, "--output", tmp_path / "maps.svg")
@@ -60,9 +60,7 @@ def test_where_a_patch_looks_is_drawn_and_said(model_folder, plain, image_folder
     assert str(np.load(file)["method"]) == "grad-eclip"
 
 
-def test_without_a_text_the_class_token_s_attention_is_shown(
-    model_folder, image_folder, tmp_path, monkeypatch
-):
+def test_default_without_text_is_class_token_attention(model_folder, image_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call(image_folder, "--model", model_folder, "--output", "default.npz")
     named = ("--method", "attention", "--layers", "1", "--output", "named.npz")
@@ -75,7 +73,7 @@ def test_without_a_text_the_class_token_s_attention_is_shown(
     assert call(image_folder / "red.png", "--model", model_folder)[0] == "wrote attend.png\n"
 
 
-def test_the_mean_of_the_heads_is_the_map_without_a_head(plain, image_folder, tmp_path):
+def test_map_without_a_head_is_the_mean_over_heads(plain, image_folder, tmp_path):
     maps = []
     for head in ("1", "2", None):
         file = tmp_path / f"{head}.npz"
@@ -88,7 +86,7 @@ def test_the_mean_of_the_heads_is_the_map_without_a_head(plain, image_folder, tm
         call(image_folder, "--model", plain, "--head", "3", "--output", file)
 
 
-def test_broken_images_of_a_folder_are_skipped_and_named_ones_refused(model_folder, image_folder, tmp_path):
+def test_broken_images_are_skipped_in_a_folder_but_refused_by_name(model_folder, image_folder, tmp_path):
     folder = Path(shutil.copytree(image_folder, tmp_path / "mixed"))
     broken = folder / "broken.jpg"
     broken.write_bytes((folder / "red.png").read_bytes()[:60])
@@ -100,7 +98,7 @@ def test_broken_images_of_a_folder_are_skipped_and_named_ones_refused(model_fold
         call(folder, broken, *arguments)
 
 
-def test_models_of_one_variant_are_told_apart(save_model, image_folder, tmp_path):
+def test_models_of_the_same_variant_get_distinct_labels(save_model, image_folder, tmp_path):
     one, two = save_model(tmp_path / "a" / "first"), save_model(tmp_path / "b" / "second", seed=1)
     three = save_model(tmp_path / "b" / "first", seed=2)
     labels = []
@@ -111,7 +109,7 @@ def test_models_of_one_variant_are_told_apart(save_model, image_folder, tmp_path
     assert labels == [["DiffCLIP"], ["first", "second"], [str(one), str(three)]]
 
 
-def test_a_page_gets_figures_2_and_6_of_a_set(tmp_path, save_model, plain, caption_set, monkeypatch):
+def test_report_with_attention_has_figures_2_and_6(tmp_path, save_model, plain, caption_set, monkeypatch):
     monkeypatch.setattr("diffclip.report.page.png_of", lambda figure, dpi: b"")
     monkeypatch.setattr("diffclip.report.page.write_png", lambda file, figure: file)
     for seed in (0, 1):
@@ -130,7 +128,7 @@ def test_a_page_gets_figures_2_and_6_of_a_set(tmp_path, save_model, plain, capti
     assert f"--attention {caption_set}" in text
 
 
-def test_a_set_of_classes_uses_their_names(model_folder, class_set):
+def test_figure_2_of_a_class_set_uses_class_names_as_texts(model_folder, class_set):
     from diffclip.data.evaluation_sets import open_set
     from diffclip.report.examples import paper_figures
 

@@ -1,4 +1,4 @@
-"""`diffclip bench` on small shapes, and `diffclip benchmark`, whose words go through to clip_benchmark."""
+"""`diffclip bench` on small shapes, and `diffclip benchmark`, which passes its arguments to clip_benchmark."""
 
 import json
 
@@ -25,7 +25,7 @@ def _no_kernels(name: str, inputs: object) -> str | None:
     return "no kernels here" if "triton" in name else None
 
 
-def test_a_table_and_one_line_or_json() -> None:
+def test_bench_prints_a_table_and_advice_or_json() -> None:
     done = diffclip_command("bench", "--device", "cpu", "--seconds", "0.2")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1].startswith('use attention_backend="')
@@ -41,7 +41,7 @@ def test_a_table_and_one_line_or_json() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["eval", "-h"]])
-def test_help_is_theirs_with_two_lines_of_ours(words) -> None:
+def test_benchmark_help_adds_two_lines_to_that_of_clip_benchmark(words) -> None:
     result = CliRunner().invoke(app, ["benchmark", *words])
     assert result.exit_code == 0
     example, added, blank, usage = result.stdout.splitlines()[:4]
@@ -51,7 +51,7 @@ def test_help_is_theirs_with_two_lines_of_ours(words) -> None:
     assert usage.startswith(" ".join(["usage: diffclip benchmark", *words[:-1], "[-h]"]))
 
 
-def test_what_their_parser_refuses_has_its_exit_code_and_our_errors_come_through() -> None:
+def test_benchmark_keeps_parser_exit_codes_and_raises_our_errors() -> None:
     result = CliRunner().invoke(app, ["benchmark", "eval", "--no-amp"])
     assert result.exit_code == 2
     assert "unrecognized arguments: --no-amp" in result.stderr
@@ -60,7 +60,7 @@ def test_what_their_parser_refuses_has_its_exit_code_and_our_errors_come_through
     assert "runs/gone does not exist" in str(result.exception)
 
 
-def test_a_saved_model_on_scenes(model_folder, tmp_path) -> None:
+def test_benchmark_evaluates_a_saved_model_on_scenes(model_folder, tmp_path) -> None:
     write_scenes(tmp_path / "scenes", size=16, train=8, val=8, test=24, seed=0)
     options = ["--pretrained", str(model_folder), "--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
     options += ["--dataset_root", "scenes/captions", "--recall_k", "1", "5"]

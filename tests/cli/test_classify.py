@@ -12,7 +12,7 @@ from diffclip.errors import InputError
 call = partial(in_process.call, "classify")
 
 
-def test_probabilities_are_the_models(model_folder, image_folder):
+def test_classify_prints_the_probabilities_of_the_model(model_folder, image_folder):
     import diffclip
     from diffclip.data.images import read_image
 
@@ -32,7 +32,7 @@ def test_probabilities_are_the_models(model_folder, image_folder):
             assert sum(result["probabilities"].values()) == pytest.approx(1)
 
 
-def test_top_template_and_batches(model_folder, image_folder, monkeypatch):
+def test_top_limits_the_labels_and_template_changes_the_results(model_folder, image_folder, monkeypatch):
     common = (image_folder, "--labels", "red,green,blue", "--model", model_folder, "--json")
     whole, _ = call(*common)
     monkeypatch.setattr("diffclip.cli.classify._BATCH", 1)
@@ -42,7 +42,7 @@ def test_top_template_and_batches(model_folder, image_folder, monkeypatch):
     assert other != whole
 
 
-def test_a_table_shows_names_that_look_like_markup_as_they_are(model_folder, image_folder, tmp_path):
+def test_table_shows_markup_in_names_literally(model_folder, image_folder, tmp_path):
     shutil.copy(image_folder / "red.png", tmp_path / "[bold]x.png")
     table, _ = call(tmp_path / "[bold]x.png", "--labels", "[red]a[/red],b", "--model", model_folder)
     assert "[red]a[/red]" in table
@@ -51,9 +51,7 @@ def test_a_table_shows_names_that_look_like_markup_as_they_are(model_folder, ima
     assert "%" in table
 
 
-def test_broken_images_of_a_folder_are_one_line_and_those_that_were_named_an_error(
-    model_folder, image_folder, tmp_path
-):
+def test_broken_images_are_one_warning_in_a_folder_but_errors_by_name(model_folder, image_folder, tmp_path):
     folder = tmp_path / "mixed"
     shutil.copytree(image_folder, folder)
     (folder / "broken.jpg").write_bytes((folder / "red.png").read_bytes()[:60])
@@ -76,7 +74,7 @@ def test_broken_images_of_a_folder_are_one_line_and_those_that_were_named_an_err
         call(folder, *arguments)
 
 
-def test_labels(tmp_path):
+def test_labels_come_from_a_list_or_file_and_bad_ones_are_refused(tmp_path):
     file = tmp_path / "labels.txt"
     file.write_text("cat, small\n\n  dog \n", encoding="utf-8")
     assert parse_labels(f"@{file}") == ["cat, small", "dog"]
@@ -88,7 +86,7 @@ def test_labels(tmp_path):
             parse_labels(labels)
 
 
-def test_weights_without_a_number(save_model, image_folder, tmp_path):
+def test_weights_with_nan_are_refused(save_model, image_folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = save_model(tmp_path / "broken")

@@ -1,4 +1,4 @@
-"""`diffclip data download`: sets, and lists of images with a server that is real."""
+"""`diffclip data download`: published sets, and lists of images from a local HTTP server."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ sys.exit(int(os.environ.get("FAKE_CODE", 0)))
 
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The list of CC3M as it is served here: two images, and lines of no use."""
+    """A local server's list of CC3M: two images and some unusable lines."""
     file = tmp_path / "web" / "list.tsv"
     file.parent.mkdir()
     with served(file.parent) as (address, _):
@@ -40,7 +40,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The words that a program called img2dataset was last called with."""
+    """Install a fake img2dataset; return the file with the arguments of its last call."""
     program = tmp_path / "bin" / "img2dataset"
     program.parent.mkdir()
     program.write_text(PROGRAM.format(python=sys.executable))
@@ -49,7 +49,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program.with_name("calls.json")
 
 
-def test_a_list_is_handed_to_img2dataset(web, tool, tmp_path, capsys) -> None:
+def test_download_passes_a_list_to_img2dataset(web, tool, tmp_path, capsys) -> None:
     root = tmp_path / "my sets"
     download(["cc3m"], root)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
@@ -63,7 +63,7 @@ def test_a_list_is_handed_to_img2dataset(web, tool, tmp_path, capsys) -> None:
     with open(options["--url_list"], newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     assert [row["caption"] for row in rows] == ['image "0', 'image "1']
-    # the same command goes on with the list that is there
+    # the same command reuses the downloaded list
     web.unlink()
     download(["cc3m"], root)
     (root / "laion400m" / "list").mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_a_list_is_handed_to_img2dataset(web, tool, tmp_path, capsys) -> None:
     assert words[words.index("--url_col") + 1] == "URL"
 
 
-def test_failures_of_lists_are_one_line(web, tool, tmp_path, monkeypatch) -> None:
+def test_failures_of_list_downloads_are_one_line(web, tool, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAKE_CODE", "7")
 
     def refusal(name: str = "cc3m") -> str:
@@ -95,7 +95,7 @@ def test_failures_of_lists_are_one_line(web, tool, tmp_path, monkeypatch) -> Non
     assert "is not installed: run pipx install img2dataset" in refusal()
 
 
-def test_what_must_be_done_by_hand_is_printed(tmp_path, capsys):
+def test_download_prints_commands_for_sets_to_fetch_by_hand(tmp_path, capsys):
     write_dtd(tmp_path / "dtd")
     with pytest.raises(InputError, match="imagenet1k, flickr30k must be fetched by hand, with the commands"):
         download(["imagenet1k", "dtd", "flickr30k"], tmp_path)

@@ -26,7 +26,7 @@ from diffclip.focus.view import METHODS
 call = partial(in_process.call, "evaluate")
 
 
-def test_zero_shot_table_and_records(model_folder, class_set, tmp_path):
+def test_zero_shot_prints_a_table_and_writes_records(model_folder, class_set, tmp_path):
     output = tmp_path / "out" / "results.jsonl"
     table, errors = call(model_folder, "--data", class_set, "--task", "zero-shot", "--output", output)
     records = read_records(output)
@@ -47,7 +47,7 @@ def test_zero_shot_table_and_records(model_folder, class_set, tmp_path):
     assert "s0000012" in line
 
 
-def test_retrieval_picks_its_task_and_prints_json(model_folder, caption_set):
+def test_caption_set_selects_retrieval_and_json_prints_records(model_folder, caption_set):
     lines, _ = call(model_folder, "--data", caption_set, "--json", "--batch-size", 4)
     records = [json.loads(line) for line in lines.splitlines()]
     recalls = [f"{way}_retrieval_recall@{k}" for way in ("image", "text") for k in (1, 5, 10)]
@@ -58,7 +58,7 @@ def test_retrieval_picks_its_task_and_prints_json(model_folder, caption_set):
         assert one | {"seconds": 0} == other | {"seconds": 0}
 
 
-def test_a_folder_of_runs_is_its_runs(save_model, class_set, tmp_path):
+def test_evaluate_measures_every_run_in_a_folder_of_runs(save_model, class_set, tmp_path):
     for seed in (0, 1):
         run = tmp_path / "runs" / f"DiffCLIP-s{seed}"
         save_model(run / "checkpoints" / "best", seed=seed)
@@ -73,7 +73,7 @@ def test_a_folder_of_runs_is_its_runs(save_model, class_set, tmp_path):
     assert "mean over 2 seeds, with the 95 % interval" in " ".join(table.split())
 
 
-def test_no_model_is_left_out_of_a_narrow_table(save_model, model_folder, class_set, tmp_path, monkeypatch):
+def test_narrow_table_shows_all_models_but_no_p(save_model, model_folder, class_set, tmp_path, monkeypatch):
     monkeypatch.setattr("scipy.stats.permutation_test", lambda *_, **__: pytest.fail("p was computed"))
     monkeypatch.setenv("COLUMNS", "60")
     other = save_model(tmp_path / "a model of another name", seed=1)
@@ -84,7 +84,7 @@ def test_no_model_is_left_out_of_a_narrow_table(save_model, model_folder, class_
     assert not {"better", "worse", "p <", "p ="} & set(table.split())
 
 
-def test_suites_tasks_corruptions_and_methods_are_offered_by_name():
+def test_option_choices_match_suites_tasks_corruptions_and_methods():
     assert get_args(SuiteName) == tuple(SUITES)
     assert set(get_args(TaskName)) == set(TASKS)
     assert get_args(CorruptionName) == CORRUPTIONS
@@ -95,7 +95,7 @@ def test_suites_tasks_corruptions_and_methods_are_offered_by_name():
 
 
 def suite_of(*arguments):
-    """stdout and stderr of `diffclip evaluate --suite`, and the error that ended it."""
+    """Return stdout, stderr and the final error of `diffclip evaluate --suite`."""
     result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, DiffCLIPError):
         raise result.exception
@@ -110,7 +110,7 @@ def quick_probes(monkeypatch):
 
 @pytest.fixture
 def root(tmp_path):
-    """CIFAR-10 and Flickr8k of made images where `--suite quick` looks for them; Caltech-101 is missing."""
+    """A data root for `--suite quick` with synthetic CIFAR-10 and Flickr8k; Caltech-101 is missing."""
     folder = tmp_path / "sets"
     folder.mkdir()
     labels = list(range(10))
@@ -119,7 +119,7 @@ def root(tmp_path):
     return folder
 
 
-def test_a_suite_of_two_models_over_draws(model_folder, save_model, root, tmp_path):
+def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model, root, tmp_path):
     other = save_model(tmp_path / "other", seed=1)
     output = tmp_path / "quick.jsonl"
     options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--seeds", 2, "--output", output]
@@ -144,7 +144,7 @@ def test_a_suite_of_two_models_over_draws(model_folder, save_model, root, tmp_pa
     assert f"Tables and figures: diffclip report {output}" in table
 
 
-def test_a_killed_suite_goes_on_and_ends_as_one_that_was_not_which_prints_json(
+def test_a_killed_suite_resumes_to_the_same_results_and_prints_json(
     model_folder, root, tmp_path, monkeypatch
 ):
     output = tmp_path / "cut.jsonl"
@@ -160,7 +160,7 @@ def test_a_killed_suite_goes_on_and_ends_as_one_that_was_not_which_prints_json(
     _, errors, failure = suite_of(*arguments, "--output", output)
     assert not failure
     assert errors.count("kept from before") >= 3
-    # sets come from the root before folders here
+    # a set in --data-root comes before a folder of the same name in the working directory
     write_class_set(tmp_path / "cifar10", {"train": [0, 1] * 6, "test": [0, 1, 1]}, 2)
     monkeypatch.chdir(tmp_path)
     printed, _, failure = suite_of(*arguments, "--json")
@@ -175,7 +175,7 @@ def test_a_killed_suite_goes_on_and_ends_as_one_that_was_not_which_prints_json(
     assert timeless(output) == timeless(tmp_path / "quick.jsonl")
 
 
-def test_missing_sets_are_told_before_anything_starts(model_folder, root, tmp_path):
+def test_missing_sets_are_listed_before_any_evaluation(model_folder, root, tmp_path):
     output = tmp_path / "quick.jsonl"
     _, told, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
     (line,) = told.splitlines()
@@ -200,7 +200,7 @@ def test_missing_sets_are_told_before_anything_starts(model_folder, root, tmp_pa
     assert ("zero-shot", "cifar10") in {(record.task, record.dataset) for record in read_records(output)}
 
 
-def test_a_broken_model_and_a_broken_set_do_not_lose_the_others(model_folder, save_model, root, tmp_path):
+def test_suite_continues_after_a_broken_model_and_a_broken_set(model_folder, save_model, root, tmp_path):
     broken = save_model(tmp_path / "broken", seed=1)
     (broken / "model.safetensors").write_bytes(b"nothing")
     (root / "cifar10" / "classnames.txt").unlink()

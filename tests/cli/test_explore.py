@@ -11,14 +11,14 @@ call = partial(in_process.call, "explore")
 
 @pytest.fixture(autouse=True)
 def served(monkeypatch):
-    """What would have been served: nothing is."""
+    """Record the arguments of the server instead of starting it."""
     calls = []
     monkeypatch.setattr("diffclip.web.server.served", lambda *given: calls.append(given))
     monkeypatch.setattr("diffclip.web.server.serve", lambda page: None)
     return calls
 
 
-def test_without_a_model_those_of_the_demonstration(model_folder, tmp_path, monkeypatch, served):
+def test_explore_without_a_model_serves_the_demo_models(model_folder, tmp_path, monkeypatch, served):
     monkeypatch.chdir(tmp_path)
     for name in ("CLIP", "DiffCLIP"):
         (tmp_path / "runs" / "demo" / name / "checkpoints").mkdir(parents=True)
@@ -28,7 +28,7 @@ def test_without_a_model_those_of_the_demonstration(model_folder, tmp_path, monk
     assert served[0][2] == "127.0.0.1"
 
 
-def test_other_networks_are_warned_of_unless_there_is_a_password(model_folder, image_folder, served):
+def test_public_host_without_a_password_prints_a_warning(model_folder, image_folder, served):
     given = {"--model": model_folder, "--folder": image_folder, "--host": "0.0.0.0", "--port": 0}
     words = [word for pair in given.items() for word in pair]
     (line,) = call(*words, "--no-browser")[1].splitlines()

@@ -1,4 +1,4 @@
-"""`diffclip export`: the lines, JSON, the tokenizer's file, and what is refused."""
+"""`diffclip export`: the printed lines, config.json and the tokenizer file."""
 
 import json
 
@@ -8,8 +8,8 @@ from diffclip.config import TextConfig
 from diffclip.tokenizer import Tokenizer
 
 
-def test_both_towers_their_lines_and_a_tokenizer(tmp_path, model_folder, monkeypatch) -> None:
-    """Towers are written and checked in tests/convert/test_onnx_export.py."""
+def test_export_prints_a_line_per_tower_and_writes_a_tokenizer(tmp_path, model_folder, monkeypatch) -> None:
+    """tests/convert/test_onnx_export.py tests the towers themselves."""
     from tokenizers import Tokenizer as Fast
 
     written = bytes(10**5)
@@ -18,7 +18,7 @@ def test_both_towers_their_lines_and_a_tokenizer(tmp_path, model_folder, monkeyp
     folder = tmp_path / "onnx"
     done = diffclip_command("export", model_folder, folder)
     assert done.returncode == 0
-    assert all(" left: " in line for line in done.stderr.splitlines())  # progress, on a slow machine
+    assert all(" left: " in line for line in done.stderr.splitlines())  # progress lines, on a slow machine
     wanted = [f"{folder}/{tower}.onnx: 0.1 MB, error 2e-07" for tower in ("image", "text")]
     assert done.stdout.splitlines() == wanted
     told = json.loads((folder / "config.json").read_text())["text"]["tokenizer"]

@@ -1,4 +1,4 @@
-"""The command line, much of it as a process: what it imports, what it prints, and its exit codes."""
+"""The command line, partly in subprocesses: its imports, its output and its exit codes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from diffclip.scenes import write_scenes
 
 
 def names_of(group: Any, prefix: str = "") -> list[str]:
-    """The commands of a group and of the groups in it."""
+    """List the commands of a group and of its subgroups."""
     if not hasattr(group, "commands"):
         return [prefix.strip()]
     return [name for key, inner in group.commands.items() for name in names_of(inner, f"{prefix} {key}")]
@@ -33,7 +33,7 @@ def names_of(group: Any, prefix: str = "") -> list[str]:
 COMMANDS = names_of(typer.main.get_command(app))
 
 
-def test_help_imports_neither_torch_nor_any_optional_group() -> None:
+def test_help_imports_no_heavy_package_and_sets_omp_wait_policy() -> None:
     code = (
         "import sys\nsys.argv = ['diffclip', '--help']\n"
         "from diffclip.cli.main import main\n"
@@ -54,14 +54,14 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"diffclip {command}" in " ".join(done.stdout.split())
 
 
-def test_version() -> None:
+def test_version_matches_the_package_and_the_citation_file() -> None:
     assert diffclip_command("--version").stdout == f"diffclip {diffclip.__version__}\n"
     citation = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text("utf-8"))
     assert citation["version"] == diffclip.__version__
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let `diffclip demo` end with `error`."""
+    """Make `diffclip demo` raise `error`."""
     monkeypatch.setattr("diffclip.demo.run_demo", Mock(side_effect=error))
 
 
@@ -76,7 +76,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         (StoppedError("asked to stop"), 75, "runs/demo: stopped, the state is saved: the same command"),
     ],
 )
-def test_failures_of_the_system_are_one_line(error: BaseException, code: int, line: str, monkeypatch) -> None:
+def test_runtime_failures_are_one_line(error: BaseException, code: int, line: str, monkeypatch) -> None:
     failing(monkeypatch, error)
     done = diffclip_command("demo")
     assert done.returncode == code
@@ -84,7 +84,7 @@ def test_failures_of_the_system_are_one_line(error: BaseException, code: int, li
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ctrl_c_is_one_line(monkeypatch) -> None:
+def test_ctrl_c_prints_one_line_and_exits_with_130(monkeypatch) -> None:
     monkeypatch.setattr("diffclip.cli.main.app", Mock(side_effect=KeyboardInterrupt))
     done = diffclip_command("report")
     assert (done.returncode, done.stderr) == (130, "diffclip: interrupted\n")
@@ -95,7 +95,7 @@ def test_ctrl_c_is_one_line(monkeypatch) -> None:
     [("demo", "diffclip.demo.run_demo"), ("vlm demo", "diffclip.cli.vlm.run_vlm_demo")],
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_demo_says_how_to_go_on(command: str, function: str, number: int, monkeypatch) -> None:
+def test_stopped_demo_prints_how_to_resume(command: str, function: str, number: int, monkeypatch) -> None:
     monkeypatch.setattr(function, lambda *_, **__: signal.raise_signal(number))
     done = diffclip_command(*command.split(), "--folder", "some")
     assert done.returncode == 75
@@ -104,7 +104,7 @@ def test_a_stopped_demo_says_how_to_go_on(command: str, function: str, number: i
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_our_own_mistakes_keep_their_traceback(monkeypatch) -> None:
+def test_bugs_keep_their_traceback(monkeypatch) -> None:
     failing(monkeypatch, ValueError("ours"))
     with pytest.raises(ValueError, match="ours"):
         diffclip_command("demo")
@@ -122,7 +122,7 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch) -> None:
         ("export CLIP-ViT-B-16 out", "onnxruntime", "export"),
     ],
 )
-def test_a_missing_group_is_named(command: str, module: str, group: str, tmp_path: Path, monkeypatch) -> None:
+def test_missing_extra_is_named(command: str, module: str, group: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     done = diffclip_command(*command.split(), cwd=tmp_path)
     assert done.returncode == 2
@@ -134,7 +134,7 @@ def test_a_missing_group_is_named(command: str, module: str, group: str, tmp_pat
     ("command", "is_training"),
     [("-- vlm train --stage 1", True), ("train a.yaml --dry-run", False), ("classify train a.png", False)],
 )
-def test_only_a_training_ends_early_with_code_75(command: str, is_training: bool) -> None:
+def test_only_training_installs_early_stop_handlers(command: str, is_training: bool) -> None:
     code = (
         "from signal import *; from diffclip import cli\n"
         "print({getsignal(number) == cli._stop_early for number in (SIGTERM, SIGINT, SIGUSR1)})"
@@ -148,7 +148,7 @@ def test_only_a_training_ends_early_with_code_75(command: str, is_training: bool
     ("shell", "code", "said"),
     [('"$@" | true', 0, ""), ('exec "$@" >&-', 0, ""), ('exec "$@" > /dev/full', 2, "No space left")],
 )
-def test_output_that_nothing_takes(shell: str, code: int, said: str) -> None:
+def test_closed_or_full_stdout_causes_no_traceback(shell: str, code: int, said: str) -> None:
     if "full" in shell and not Path("/dev/full").exists():
         pytest.skip("needs a device that is always full")
     command = ["sh", "-c", shell, "sh", sys.executable, "-m", "diffclip.cli", "--help"]
@@ -160,7 +160,7 @@ def test_output_that_nothing_takes(shell: str, code: int, said: str) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scenes, and a recipe over them."""
+    """A folder with scenes and a recipe that trains on them."""
     folder = tmp_path_factory.mktemp("work")
     write_scenes(folder / "scenes", size=32, train=24, val=12, test=12, seed=0)
     data = {"train": "scenes/captions/train", "val": "scenes/captions/val"}
@@ -178,7 +178,7 @@ def trained(workplace: Path) -> Path:
     return workplace / "runs" / "a"
 
 
-def test_a_run_goes_on_without_its_recipe_and_further(trained: Path, workplace: Path) -> None:
+def test_run_resumes_without_its_recipe_and_for_more_epochs(trained: Path, workplace: Path) -> None:
     copy = trained.parent / "copy"
     shutil.copytree(trained, copy, symlinks=True)
     result = diffclip_command("train", "--resume", "--run", "runs/copy", "epochs=2", cwd=workplace)
@@ -187,7 +187,7 @@ def test_a_run_goes_on_without_its_recipe_and_further(trained: Path, workplace: 
     assert "6 steps, 48 samples" in result.stdout
 
 
-def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, workplace: Path) -> None:
+def test_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, workplace: Path) -> None:
     arguments = ("--task", "retrieval", "--data", "scenes/captions", "--output", "r.jsonl")
     result = diffclip_command("evaluate", "runs/a", *arguments, cwd=workplace)
     assert result.returncode == 0, result.stderr
@@ -210,8 +210,8 @@ def test_a_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, 
 
 
 @pytest.mark.usefixtures("trained")
-def test_a_process_imports_what_it_needs(workplace: Path) -> None:
-    """The training loop is a small part of the package, and neither it nor `classify` needs large ones of others."""
+def test_training_and_classify_import_no_large_packages(workplace: Path) -> None:
+    """The training loop loads at most 40 of our modules; neither it nor `classify` loads large packages."""
     code = (
         "import sys, diffclip.training.loop\n"
         "print(sum(name.startswith('diffclip.') for name in sys.modules))\n"
@@ -231,7 +231,7 @@ def test_a_process_imports_what_it_needs(workplace: Path) -> None:
     assert left == "set()"
 
 
-def test_scenes_are_drawn_once(tmp_path: Path) -> None:
+def test_make_scenes_reuses_scenes_drawn_before(tmp_path: Path) -> None:
     options = ("--size", 16, "--train", 2, "--val", 1, "--test", 1, "--workers", 1)
     for said in ("Drew the scenes in", "reused"):
         assert said in diffclip_command("data", "make-scenes", "set", *options, cwd=tmp_path).stdout

@@ -14,7 +14,7 @@ from diffclip.errors import Fault, InputError
 
 @pytest.fixture
 def kaggle(tmp_path: Path) -> Path:
-    """Flickr8k as `diffclip data download` says to fetch it: Kaggle's folder, and the captions of the splits."""
+    """Flickr8k as `diffclip data download` advises: Kaggle's folder and a file of captions for each split."""
     place = tmp_path / "flickr8k"
     for number in range(8):
         write_image(place / "Images" / f"{number}.jpg", number, (60, 40))
@@ -32,9 +32,9 @@ def captions_in(folder: Path) -> dict[str, list[str]]:
     return {one.key.rpartition("_")[2]: one.captions for one in found if not isinstance(one, Fault)}
 
 
-def test_kaggles_flickr8k_becomes_three_splits(kaggle, tmp_path, capsys) -> None:
+def test_flickr8k_from_kaggle_becomes_three_splits(kaggle, tmp_path, capsys) -> None:
     shards = tmp_path / "shards"
-    # images may lie elsewhere
+    # the folder of images may be a link
     (kaggle / "Images").rename(tmp_path / "Images")
     (kaggle / "Images").symlink_to(tmp_path / "Images")
     make_shards(kaggle, shards, edge=20, workers=1)
@@ -50,7 +50,7 @@ def test_kaggles_flickr8k_becomes_three_splits(kaggle, tmp_path, capsys) -> None
     assert data.source.image(0).size == (30, 20)
 
 
-def test_names_of_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_splits_are_found_in_caption_file_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train2017", "validation", "dev"):
         (tmp_path / f"captions_{name}.json").touch()
     found = {split: file.stem for split, file in find_captions(tmp_path).items()}
@@ -58,13 +58,13 @@ def test_names_of_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "left out, of no split: captions_dev.json; " in capsys.readouterr().err
 
 
-def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path: Path) -> None:
+def test_same_command_resumes_and_other_settings_are_refused(kaggle: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     options = {"captions": kaggle / "captions.txt", "workers": 1}
     make_shards(kaggle, shards, **options)
     tar = shards / "0.tar"
     first = tar.stat().st_mtime_ns
-    (shards / ".01234567.tmp").touch()  # of a kill
+    (shards / ".01234567.tmp").touch()  # left by a killed run
     make_shards(kaggle, shards, **options)
     assert tar.stat().st_mtime_ns == first
     assert not list(shards.glob(".*.tmp"))
@@ -74,7 +74,7 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
     tar.unlink()
     make_shards(kaggle, shards, **options)
     assert len(captions_in(shards)) == 8
-    # files are copied as they are
+    # image files are copied unchanged
     with tarfile.open(tar) as found:
         names = {name.rpartition("_")[2]: name for name in found.getnames()}
         content = found.extractfile(names["3.jpg"])
@@ -87,7 +87,7 @@ def test_the_same_command_goes_on_and_another_is_refused(kaggle: Path, tmp_path:
         make_shards(kaggle, shards, **options)
 
 
-def test_images_of_the_same_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_image_names_are_matched_by_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "set"
     for place in ("a/0", "b/0", "a/1"):
         write_image(source / f"{place}.png")
@@ -100,7 +100,7 @@ def test_images_of_the_same_name_are_told_apart(tmp_path: Path, capsys: pytest.C
     assert {one.captions[0] for one in found if not isinstance(one, Fault)} == {"alone", "first", "second"}
 
 
-def test_what_is_missing_or_broken_is_named(kaggle, tmp_path, capsys) -> None:
+def test_missing_and_broken_images_are_reported(kaggle, tmp_path, capsys) -> None:
     (kaggle / "Images" / "2.jpg").write_bytes(b"no image")
     (kaggle / "Images" / "4.jpg").unlink()
     Image.new("RGB", (9, 9)).save(kaggle / "Images" / "5.psd.tga")
@@ -114,7 +114,7 @@ def test_what_is_missing_or_broken_is_named(kaggle, tmp_path, capsys) -> None:
     assert "2.jpg: is not an image" in told.err
 
 
-def test_shards_may_lie_beside_the_images(kaggle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shards_can_be_written_beside_the_images(kaggle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = kaggle / "Images"
     (kaggle / "captions.txt").rename(photos / "captions.txt")
     for _ in range(2):

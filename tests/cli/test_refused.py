@@ -1,4 +1,4 @@
-"""Bad input of every command: exit code 2, one line on stderr that names it, and nothing written."""
+"""Bad input to every command: exit code 2, one line on stderr that names the input, and no file written."""
 
 import shlex
 import shutil
@@ -11,7 +11,7 @@ from in_process import diffclip_command
 from odd_shards import write_shard_of
 from run_folders import make_run
 
-# before torch and other heavy packages are imported; run/ has a checkpoint's folder, empty/ has none
+# refused before torch and other heavy packages are imported; run/ has a checkpoint folder, empty/ has none
 EARLY = {
     "trian": "No such command 'trian'",
     "train": "no recipe is given",
@@ -92,7 +92,7 @@ def test_arguments_and_names_are_checked_before_heavy_packages_are_imported(tmp_
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, model_folder, image_folder, class_set, caption_set) -> Path:
-    """Photos, sets, shards, two runs and a model, and what is none of these."""
+    """A folder with photos, sets, a broken shard, a run, a model and files of no use."""
     folder = tmp_path_factory.mktemp("place")
     for name, target in {"model": model_folder, "colours": class_set, "plain": caption_set}.items():
         (folder / name).symlink_to(target)
@@ -153,7 +153,7 @@ LATER = [
 
 
 @pytest.mark.parametrize(("words", "told"), LATER)
-def test_what_a_command_cannot_do_is_one_line(words: str, told: str, place: Path) -> None:
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(words: str, told: str, place: Path) -> None:
     before = sorted(place.rglob("*"))
     done = diffclip_command(*shlex.split(words), cwd=place)
     assert done.returncode == 2, done.stderr

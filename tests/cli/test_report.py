@@ -11,7 +11,7 @@ from diffclip.files import write_text
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch):
-    """Drawing takes most of the time, and tests/report draws every figure."""
+    """Skip drawing: it takes most of the time, and tests/report draws every figure."""
     monkeypatch.setattr("diffclip.report.page.png_of", lambda figure, dpi: b"")
     monkeypatch.setattr("diffclip.report.page.write_png", lambda file, figure: write_text(file, "") or file)
 
@@ -28,7 +28,7 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
-def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch):
+def test_save_condenses_runs_to_results_that_can_be_reported(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = runs / "CLIP-s0" / "results.jsonl"
     (first, *_), shown = read_records(file), {("mechanics", "sink_ratio"), ("training", "lambda")}
@@ -68,7 +68,7 @@ def test_runs_are_condensed_and_reported_from_there(runs, tmp_path, monkeypatch)
     assert str(tmp_path) not in (tmp_path / "demo.md").read_text()
 
 
-def test_figures_and_tables_go_into_folders(runs, tmp_path, monkeypatch):
+def test_figures_and_tables_are_written_into_folders(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = call("runs", "--tables", "out/tables", "--figures", "out/figures", "--paper").splitlines()
     assert {"wrote out/figures/forest.png", "wrote out/tables/retrieval.tex"} <= set(printed)

@@ -13,7 +13,7 @@ from diffclip.errors import InputError
 @pytest.fixture
 def call(model_folder):
     def run(*arguments: object) -> tuple[str, str]:
-        """stdout and stderr of `diffclip search`; what it raises is raised again."""
+        """Return stdout and stderr of `diffclip search`, or raise its exception."""
         words = [*map(str, arguments), *(() if "--model" in arguments else ("--model", str(model_folder)))]
         return in_process.call("search", *words)
 
@@ -29,7 +29,7 @@ def hits(printed):
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def test_json_by_text_and_by_image(call, photos):
+def test_search_by_text_and_by_image_prints_json(call, photos):
     printed, said = call(photos, "a red image", "--json")
     found = hits(printed)
     assert [hit["rank"] for hit in found] == [1, 2, 3]
@@ -42,7 +42,7 @@ def test_json_by_text_and_by_image(call, photos):
     assert said == ""
 
 
-def test_table_with_broken_images_named_each_time(call, photos):
+def test_table_escapes_names_and_every_search_lists_broken_images(call, photos):
     (photos / "[bold]x.png").write_bytes((photos / "red.png").read_bytes())
     (photos / "new\nline.png").write_bytes((photos / "red.png").read_bytes())
     os.link(photos / "red.png", os.path.join(os.fsencode(photos), b"not \xff utf-8.png"))
@@ -56,7 +56,7 @@ def test_table_with_broken_images_named_each_time(call, photos):
         assert said.splitlines()[-1].startswith("diffclip: skipped 1 of 7 files: cut\\n.jpg: ")
 
 
-def test_the_index_lies_where_it_is_told_to_and_only_changes_are_told(call, photos, tmp_path):
+def test_index_option_sets_the_folder_and_changes_are_reported(call, photos, tmp_path):
     call(photos, "red", "--index", tmp_path / "place")
     assert (tmp_path / "place" / "images.jsonl").is_file()
     assert not (Path(os.environ["XDG_CACHE_HOME"]) / "diffclip").exists()
@@ -67,7 +67,7 @@ def test_the_index_lies_where_it_is_told_to_and_only_changes_are_told(call, phot
 
 
 @pytest.mark.parametrize("suffix", [".png", ".SVG"])
-def test_sheets(call, photos, tmp_path, suffix):
+def test_sheet_is_written_as_png_or_svg(call, photos, tmp_path, suffix):
     (photos / "a $x$ name 日本.png").write_bytes((photos / "red.png").read_bytes())
     sheet = tmp_path / f"sheet{suffix}"
     _, said = call(photos, "costs $5 or $6", "--sheet", sheet)
@@ -79,7 +79,7 @@ def test_sheets(call, photos, tmp_path, suffix):
     assert sheet.stat().st_size > 1000
 
 
-def test_an_index_that_cannot_be_written_is_searched_as_it_is(call, photos, tmp_path, monkeypatch):
+def test_unwritable_index_is_searched_without_an_update(call, photos, tmp_path, monkeypatch):
     place = tmp_path / "place"
     call(photos, "red", "--index", place)
     Image.new("RGB", (8, 8)).save(photos / "black.png")

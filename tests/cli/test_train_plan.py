@@ -1,4 +1,4 @@
-"""`diffclip train --dry-run` as a shell would see it."""
+"""`diffclip train --dry-run`: its output, messages and exit codes."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def write_recipe(folder: Path, data: dict[str, Any], **changes: Any) -> None:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE | {"data": data} | changes))
 
 
-def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
+def test_dry_run_prints_the_plan_and_checks_the_data(place: Path) -> None:
     done = dry_run("--devices", 1, "--gpu", "l4", cwd=place)
     assert done.returncode == 0, done.stderr
     for line in (
@@ -50,14 +50,14 @@ def test_the_plan_and_the_look_at_the_data(place: Path) -> None:
     assert done.stderr == ""
     files = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
     assert files == {"tiny.yaml", "train/0.tar", "train/1.tar", "val/0.tar"}
-    # for more GPUs than are here
+    # a plan for more GPUs than this machine has
     options = ["--json", "--devices", 2, "--nodes", 2, "--strategy", "fsdp", "--gpu", "h100"]
     plan = json.loads(dry_run(*options, cwd=place).stdout)
     assert (plan["world"], plan["strategy"], plan["share"], plan["steps"]) == (4, "fsdp", 2, 6)
     assert plan["data"]["problems"] == []
 
 
-def test_missing_data_leaves_the_plan(tmp_path: Path) -> None:
+def test_dry_run_prints_the_plan_even_if_data_is_missing(tmp_path: Path) -> None:
     write_recipe(tmp_path, {"train": "sets/cc3m/train", "expected_samples": 800})
     done = dry_run("--devices", 1, cwd=tmp_path)
     assert done.returncode == 2
@@ -66,7 +66,7 @@ def test_missing_data_leaves_the_plan(tmp_path: Path) -> None:
     assert "sets/cc3m/train" in done.stderr
 
 
-def test_what_is_broken_and_every_reason_why_a_run_could_not_start_is_a_line(place: Path) -> None:
+def test_dry_run_reports_every_problem_in_one_line_each(place: Path) -> None:
     (place / "train" / "2.tar").write_bytes(b"no archive")
     data = {"train": "train", "val": "elsewhere", "expected_samples": 30}
     write_recipe(place, data, weights="nobody")
@@ -79,16 +79,16 @@ def test_what_is_broken_and_every_reason_why_a_run_could_not_start_is_a_line(pla
     assert "21 samples where the recipe expects 30" in done.stdout
 
 
-def test_a_folder_that_is_taken_is_said(place: Path) -> None:
+def test_dry_run_reports_a_run_folder_in_use(place: Path) -> None:
     resumed = ("--devices", 1, "--run", "run", "--resume")
-    assert dry_run(*resumed, cwd=place).returncode == 0  # it would be started
+    assert dry_run(*resumed, cwd=place).returncode == 0  # a new run would start
     (place / "run" / "checkpoints" / "step_00000001").mkdir(parents=True)
     (place / "run" / "recipe.yaml").write_text(read_recipe(place / "tiny.yaml").to_yaml())
     assert "run holds a run already: add --resume" in dry_run(*resumed[:-1], cwd=place).stderr
     assert dry_run(*resumed, cwd=place).returncode == 0
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_the_way_out(place: Path) -> None:
+def test_plan_that_exceeds_gpu_memory_is_refused_with_a_micro_batch(place: Path) -> None:
     deep = RECIPE["architecture"]["vision"] | {"image_size": 720, "patch_size": 8, "width": 1024, "layers": 2}
     architecture = RECIPE["architecture"] | {"vision": deep}
     write_recipe(place, {"train": "train"}, architecture=architecture, batch_size=20)

@@ -1,4 +1,4 @@
-"""Small models with what prepares their inputs, and tasks on them."""
+"""Small models with their preprocessing and tokenizers, and helpers that run tasks on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from diffclip.tokenizer import Tokenizer
 
 
 def subject(variant: str = "DiffCLIP", seed: int = 0, spread: float = 1.0, **vision: Any) -> Loaded:
-    """A model whose projections are `spread` times as large as drawn; `vision` are sizes of its tower."""
+    """A model with vision query, key and value weights times `spread`; `vision` has sizes of its tower."""
     model = CLIP(variant_config(variant, WORDED | {"vision": WORDED["vision"] | vision}), seed=seed).eval()
     with torch.no_grad():
         for layer in model.attention_layers()["visual"]:

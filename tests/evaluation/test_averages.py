@@ -14,7 +14,7 @@ from diffclip.evaluation.records import Record
 
 
 def record(task, dataset, metric, value, half=0.1, **changes):
-    """A number with an interval of `half` on both sides."""
+    """A record whose interval extends by `half` on both sides of its value."""
     fields = {"model": "CLIP", "weights": "clip.pt", "split": "test", "count": 100, "seed": 0, "protocol": ""}
     fields |= {"low": value - half, "high": value + half} | changes
     return Record(task=task, dataset=dataset, metric=metric, value=value, **fields)
@@ -38,7 +38,7 @@ def test_a_panel_is_the_mean_over_its_sets_with_their_intervals_combined():
     assert mean.chance == pytest.approx(0.06)
 
 
-def test_each_task_goes_to_its_panel_by_its_headline_metric():
+def test_each_task_enters_its_panel_with_its_headline_metric():
     records = [
         record("linear-probe", "cifar10", "acc1", 0.8),
         record("linear-probe", "cifar10", "mean_per_class_recall", 0.1),
@@ -59,12 +59,12 @@ def test_each_task_goes_to_its_panel_by_its_headline_metric():
         "few-shot": 0.9,
         "image retrieval": 0.5,
         "text retrieval": 0.4,
-        "zero-shot": 0.25,  # ImageNet alone where it is there, as in the paper
+        "zero-shot": 0.25,  # ImageNet alone if it was measured, as in the paper
         "out of domain": pytest.approx(0.15),
     }
 
 
-def test_the_shifts_of_a_base_have_two_means_and_a_drop_that_may_be_negative():
+def test_shifts_have_two_means_and_a_drop_that_may_be_negative():
     records = [
         shift("imagenet1k", 0.3, half=0.03),
         shift("imagenet-a", 0.1, half=0.02),
@@ -82,7 +82,7 @@ def test_the_shifts_of_a_base_have_two_means_and_a_drop_that_may_be_negative():
     assert [one.value for one in better if one.metric == DROP] == [pytest.approx(-0.2)]
 
 
-def test_corrupted_copies_show_the_same_images_so_their_intervals_add_up():
+def test_intervals_of_corruptions_of_the_same_images_add_up():
     records = [
         shift("cifar10", 0.9),
         shift("cifar10", 0.8, half=0.03, corruption="noise", severity=1),
@@ -109,7 +109,7 @@ def test_a_set_counts_once_with_its_test_split_and_most_templates():
     assert (mean.value, mean.templates) == (0.8, 80)
 
 
-def test_an_average_a_draw_that_all_sets_share():
+def test_only_draws_that_all_sets_have_are_averaged():
     records = [record("few-shot", "cifar10", "acc1", 0.5 + draw / 10, draw=draw) for draw in (0, 1)]
     records += [record("few-shot", "dtd", "acc1", 0.3, draw=1)]
     (mean,) = averages(records, SIX_TASKS, "few-shot")
@@ -121,7 +121,7 @@ def test_an_average_a_draw_that_all_sets_share():
 
 
 @pytest.mark.parametrize("prefix", ["scenes-", ""])
-def test_the_scenes_by_shape_and_color_show_the_same_images(prefix):
+def test_scenes_by_shape_and_by_color_count_as_the_same_images(prefix):
     records = [shift(f"{prefix}{name}", 0.5) for name in ("colours", "shapes", "shapes-sketch")]
     (mean,) = averages(records, SIX_TASKS, "zero-shot")
     assert mean.of == (f"{prefix}colours", f"{prefix}shapes")
@@ -129,7 +129,7 @@ def test_the_scenes_by_shape_and_color_show_the_same_images(prefix):
     assert {one.dataset for one in averages(records, OUT_OF_DOMAIN)} == {f"{prefix}shapes"}
 
 
-def test_averages_are_computed_anew_and_a_model_at_a_time():
+def test_averages_are_recomputed_and_separate_for_each_model():
     records = [shift("cifar10", 0.5), shift("cifar10", 0.7, model="DiffCLIP")]
     once = with_averages(records)
     assert with_averages(once) == once

@@ -30,7 +30,7 @@ def test_published_sizes_have_published_parameters(name):
         assert between[0] <= parameter(name, k, 100) <= between[1]
 
 
-def test_noise_has_its_deviation_and_one_pattern():
+def test_noise_has_its_deviation_and_one_pattern_for_all_severities():
     grey = Image.new("RGB", (224, 224), (128, 128, 128))
     noises = {k: pixels(corrupt(grey, "noise", k)) - 128 for k in (1, 2)}
     assert noises[1].std() == pytest.approx(255 * 0.08, rel=0.01)
@@ -39,7 +39,7 @@ def test_noise_has_its_deviation_and_one_pattern():
     assert abs(np.corrcoef(noises[1][..., 0].ravel(), noises[1][..., 1].ravel())[0, 1]) < 0.02
 
 
-def test_blur_keeps_the_mean_and_contrast_the_mean_color():
+def test_blur_and_contrast_keep_the_mean_color():
     image = scene(224)
     for name in ("blur", "contrast"):
         change = pixels(corrupt(image, name, 5)).mean((0, 1)) - pixels(image).mean((0, 1))
@@ -48,7 +48,7 @@ def test_blur_keeps_the_mean_and_contrast_the_mean_color():
     assert ratio == pytest.approx([0.2] * 3, abs=0.01)
 
 
-def test_the_crop_is_corrupted_at_the_input_size():
+def test_corruption_applies_to_the_crop_at_the_input_size():
     config = PreprocessConfig(resize=60, interpolation="bicubic", mean=(0.5, 0.4, 0.3))
     preprocess = EvalTransform(48, config)
     photo = scene(100).resize((130, 100))

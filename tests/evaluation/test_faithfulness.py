@@ -1,4 +1,4 @@
-"""Deletion and insertion against curves drawn by hand, and what becomes of their records."""
+"""Deletion and insertion against curves computed by hand, and the records of the task."""
 
 import json
 
@@ -37,7 +37,7 @@ def scores_of(one, data, **changes):
     return {(score.metric, score.facts["map"]): score for score in found}
 
 
-def test_every_order_has_both_areas_and_the_center_priors_is_the_curve_by_hand(subject, classes):
+def test_every_order_has_both_areas_and_the_center_prior_is_exact(subject, classes):
     data = open_set(classes, "test")
     found = scores_of(subject, data, batch_size=3)
     assert set(found) == {(metric, map) for metric in ("insertion_auc", "deletion_auc") for map in ORDERS}
@@ -74,7 +74,7 @@ def test_every_order_has_both_areas_and_the_center_priors_is_the_curve_by_hand(s
             assert found[metric, "centre prior"].hits[position] == pytest.approx(area, abs=1e-5)
 
 
-def test_masks_ask_for_each_object_that_the_model_sees(subject, tmp_path):
+def test_masks_score_each_object_with_visible_pixels(subject, tmp_path):
     things = {"objects": [{"colour": "red", "shape": "star"}, {"colour": "blue", "shape": "ring"}]}
     mask = box_mask(0, 0, 9, 20) // 255
     empty = mask.copy()
@@ -93,7 +93,7 @@ def test_masks_ask_for_each_object_that_the_model_sees(subject, tmp_path):
         scores_of(subject, data, prompt="a thing")
 
 
-def test_a_large_set_is_drawn_from_once_for_all_models(subject, tmp_path, monkeypatch):
+def test_large_set_is_subsampled_identically_for_all_models(subject, tmp_path, monkeypatch):
     samples = [*animals(5), {"png": b"no image", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "ox"}]
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     monkeypatch.setattr(module, "MOST_IMAGES", 4)
@@ -107,7 +107,7 @@ def test_a_large_set_is_drawn_from_once_for_all_models(subject, tmp_path, monkey
 
 
 @pytest.mark.parametrize("kind", ["classification", "masks", "retrieval"])
-def test_it_is_run_on_classes_masks_and_captions_with_masks(subject, classes, tmp_path, kind):
+def test_faithfulness_runs_on_classes_masks_and_captions_with_masks(subject, classes, tmp_path, kind):
     files = {"dataset_type.txt": "retrieval"} if kind == "retrieval" else None
     folder = classes if kind == "classification" else write_masked(tmp_path / "animals", animals(3), files)
     (measured,) = subjects.run(subject, Entry("faithfulness", str(folder)))

@@ -25,7 +25,7 @@ def labelled(seed: int, sizes: list[int], width: int = 16, signal: float = 1.0) 
 
 
 def one_episode(train, test, supports, queries, asked) -> float:
-    """The protocol, an image at a time."""
+    """Compute the accuracy of one episode with a loop over images."""
     center = np.mean([train[i] for own in supports for i in own], axis=0)
 
     def prepared(row):
@@ -46,7 +46,7 @@ def accuracies(hits, episodes):
     return hits.sum((1, 2)).double() / episodes.asked.sum((1, 2))
 
 
-def test_it_equals_the_plain_loop():
+def test_episode_accuracies_equal_a_plain_loop():
     train, train_labels = labelled(0, [12, 5, 9, 30, 6, 7, 8])
     test, test_labels = labelled(1, [9, 6, 3, 20, 6, 1, 15])
     episodes = draw_episodes(train_labels, test_labels, 7, seed=3, episodes=120)
@@ -62,7 +62,7 @@ def test_it_equals_the_plain_loop():
     assert len(set(wanted)) > 5
 
 
-def test_episodes_are_drawn_as_told():
+def test_episodes_have_distinct_classes_and_uniform_images():
     _, train = labelled(0, [5, 8, 40, 6, 7, 9])
     _, test = labelled(1, [6, 4, 50, 7, 8, 1])
     episodes = draw_episodes(train, test, 6, seed=0, episodes=2000)
@@ -77,7 +77,7 @@ def test_episodes_are_drawn_as_told():
     assert (asked.sum(2) == torch.bincount(test).clamp(max=QUERIES)[classes[..., 0]]).all()
     unasked = episodes.queries.masked_fill(~asked, -1).sort(2).values
     assert ((unasked.diff(dim=2) > 0) | (unasked[..., :-1] == -1)).all()
-    # every class and every image is as likely as another
+    # every class and every image is equally likely
     assert torch.bincount(classes[..., 0].flatten()) / 2000 == pytest.approx([5 / 6] * 6, abs=0.04)
     of_two = torch.bincount(episodes.supports[classes == 2], minlength=len(train))[train == 2]
     assert of_two / (2000 * 5 / 6) == pytest.approx([5 / 40] * 40, abs=0.05)
@@ -88,7 +88,7 @@ def both():
     return [Features(name, *labelled(seed, [10] * 6)) for seed, name in enumerate(("s/train", "s/test"))]
 
 
-def test_the_score(both):
+def test_score_is_the_mean_over_answers_clustered_by_image(both):
     train, test = both
     score = score_episodes(train, test, list("abcdef"))
     assert (score.metric, score.count, score.chance) == ("acc1", EPISODES, 0.2)
@@ -102,13 +102,13 @@ def test_the_score(both):
     assert score_episodes(train, noise, list("abcdef")).value == pytest.approx(0.2, abs=0.05)
 
 
-def test_a_model_that_answers_the_same_for_everything_gets_nothing():
+def test_constant_features_score_zero():
     labels = labelled(0, [6] * 5)[1]
     same = Features("s", torch.ones(30, 4), labels)
     assert score_episodes(same, same, list("abcde")).value == 0
 
 
-def test_bad_input(both):
+def test_too_few_classes_or_images_are_refused(both):
     train, test = both
     scarce = train.take(torch.nonzero(train.labels != 2)[:, 0], "s/train")
     for learned, names, words in (

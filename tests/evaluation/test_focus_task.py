@@ -1,4 +1,4 @@
-"""The task `focus` against maps taken by themselves, and what becomes of its results."""
+"""The task `focus` against maps that are computed separately, and its edge cases."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def measured(request, folder):
     return request.param, one, data, scores_of(one, data)
 
 
-def test_maps_layers_and_heads(measured):
+def test_focus_scores_every_map_layer_and_head(measured):
     variant, _, _, found = measured
     heads = 4 if variant == "CLIP" else 2
     rows = {f"attention {one}" for one in MEASURES | {"class_token"}}
@@ -70,7 +70,7 @@ def test_maps_layers_and_heads(measured):
             assert score.value == pytest.approx(score.hits.mean())
 
 
-def test_the_numbers_are_those_of_maps_taken_by_themselves(measured):
+def test_scores_equal_measures_of_separately_computed_maps(measured):
     variant, one, data, found = measured
     images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
     covered = torch.tensor(np.stack([data.coverages(p, 32, 32, 4)[1][0] for p in range(6)])).flatten(1)
@@ -109,7 +109,7 @@ def test_the_numbers_are_those_of_maps_taken_by_themselves(measured):
         assert found[metric].value == pytest.approx(float(value), abs=2e-4), metric
 
 
-def test_the_primary_map_and_the_baselines_are_those_taken_by_themselves(tmp_path):
+def test_primary_map_and_baselines_equal_separate_computations(tmp_path):
     things = '{"objects": [{"colour": "red", "shape": "star"}, {"colour": "blue", "shape": "ring"}]}'
     single = '{"objects": [{"colour": "red", "shape": "star"}]}'
     mask = box_mask(0, 0, 9, 20) // 255
@@ -142,13 +142,13 @@ def test_the_primary_map_and_the_baselines_are_those_taken_by_themselves(tmp_pat
         np.testing.assert_allclose(found[f"{name} auroc"].hits, expected, atol=1e-4, err_msg=name)
 
 
-def test_a_prompt_and_words_word_the_texts(folder, tmp_path):
+def test_prompt_and_words_change_the_texts(folder, tmp_path):
     one, data = subject(), open_set(folder, "test", kind="masks")
     prompts = (None, "{c}", "a photo of a {c}", "a cat")
     own, plain, other, same = (scores_of(one, data, prompt=prompt) for prompt in prompts)
     assert (plain["relevance auroc"].hits == own["relevance auroc"].hits).all()
     assert (other["relevance auroc"].hits != own["relevance auroc"].hits).any()
-    # a single text has no other to be held against
+    # with a single text there is no other text to subtract
     assert not [name for name in same if OWN_MINUS_OTHER in name]
     assert same["attention auroc"].value == own["attention auroc"].value
     renamed = {text: "cat" for own in data.captions for text in own}
@@ -161,8 +161,8 @@ def test_a_prompt_and_words_word_the_texts(folder, tmp_path):
         assert "text 'a {c}'" in measured.records[0].protocol
 
 
-def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypatch):
-    """Images with one and with two things take turns, and are computed in groups."""
+def test_batch_size_and_memory_limit_change_neither_scores_nor_order(tmp_path, monkeypatch):
+    """Images with one and with two objects alternate; each kind is computed as a group."""
     objects = {1: '{"objects": [{"colour": "red", "shape": "star"}]}'}
     objects[2] = objects[1].replace("]", ', {"colour": "blue", "shape": "ring"}]')
     samples = []
@@ -183,7 +183,7 @@ def test_batches_and_memory_change_nothing_and_keep_the_order(tmp_path, monkeypa
             assert (cut[metric].clusters == score.clusters).all()
 
 
-def test_chance_is_a_uniform_map(measured):
+def test_chance_is_the_score_of_a_uniform_map(measured):
     variant, _, data, found = measured
     area = np.mean([data.coverages(position, 32, 32, 4)[1].mean() for position in range(6)])
     wanted = {
@@ -206,7 +206,7 @@ def test_chance_is_a_uniform_map(measured):
         assert found["attention class_token"].chance == pytest.approx(1 / (1 + 4 + 16))
 
 
-def test_what_tells_nothing_is_left_out_and_said(tmp_path):
+def test_uninformative_masks_and_broken_images_are_left_out(tmp_path):
     empty = [sample | {"mask.png": png(box_mask(0, 0, 0, 0))} for sample in animals(3)]
     words = "has 0 images whose mask has .*: .* has no pixel in its mask: "
     with pytest.raises(InputError, match=words):
@@ -216,5 +216,5 @@ def test_what_tells_nothing_is_left_out_and_said(tmp_path):
     data = open_set(write_masked(tmp_path / "set", [full, *animals(3), broken]), "test", kind="masks")
     found = scores_of(subject(), data)
     assert found["relevance auroc"].clusters.tolist() == [1, 2, 3]
-    scores_of(subject(), data)  # a second model says nothing twice
+    scores_of(subject(), data)  # a second model does not add the same faults again
     assert sorted(fault.name.split(":")[-1] for fault in data.faults) == ["s0000000", "s0000004"]

@@ -26,7 +26,7 @@ NAMES = ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("cost", [1e-6, 1.0, 1e4])
-def test_the_layer_is_torchs_with_autograd(cost):
+def test_fitted_layer_equals_torch_lbfgs_with_autograd(cost):
     values, labels = blobs(0, 15, spread=3.0)
     layer = torch.nn.Linear(6, 4)
     torch.nn.init.zeros_(layer.weight)
@@ -47,7 +47,7 @@ def test_the_layer_is_torchs_with_autograd(cost):
 
 
 def literal_search(score):
-    """lgssl's search with lists and slices as it describes them; the costs are named by sevenths of a decade."""
+    """The search of lgssl with its lists and slices; a step of the cost is a seventh of a decade."""
     coarse = [-42, -28, -14, 0, 14, 28, 42]
     found = [score(step) for step in coarse]
     best = coarse[found.index(max(found))]
@@ -70,7 +70,7 @@ def literal_search(score):
 
 
 def walked(score):
-    """The chosen step and every step asked for, of a search over a made-up score of the step."""
+    """Search with a made-up score of the step; return the chosen step and all scored steps."""
     asked = []
 
     def of_cost(cost):
@@ -80,7 +80,7 @@ def walked(score):
     return round(7 * np.log10(search_cost(of_cost))), asked
 
 
-def test_the_search_walks_as_lgssl():
+def test_cost_search_chooses_as_lgssl_and_fits_each_cost_once():
     for peak in range(-50, 51):
         chosen, asked = walked(lambda step, peak=peak: -abs(step - peak))
         assert chosen == literal_search(lambda step, peak=peak: -abs(step - peak)) == max(-42, min(42, peak))
@@ -92,7 +92,7 @@ def test_the_search_walks_as_lgssl():
         )
 
 
-def test_the_last_layer_learns_from_train_and_validation(monkeypatch):
+def test_last_layer_is_fitted_on_train_and_validation(monkeypatch):
     sizes = []
 
     def spy(values, labels, classes, cost):
@@ -105,9 +105,9 @@ def test_the_last_layer_learns_from_train_and_validation(monkeypatch):
     assert set(sizes[:-1]) == {20}
 
 
-def test_the_metric_that_tunes(monkeypatch):
+def test_cost_is_tuned_for_the_given_metric(monkeypatch):
     def made_up(values, labels, classes, cost):
-        """Below 1 all is class 0, which most images are; from 1 on the sign tells."""
+        """Predict the majority class 0 for costs below 1, and by the sign from 1 on."""
         sign, first = (1.0, 0.0) if cost >= 1 else (0.0, 1.0)
         return Fit(torch.tensor([[-sign], [sign]]), torch.tensor([first, 0.0]), 1)
 
@@ -132,7 +132,7 @@ def test_a_fifth_of_each_class_is_held_out():
         stratified_split(torch.tensor([0, 1]), seed=0)
 
 
-def test_bad_input():
+def test_single_class_and_missing_images_are_refused():
     train, validation, test = a_split("s/train", 0), a_split("s/val", 1), a_split("s/test", 2)
     with pytest.raises(InputError, match="s/test: a linear probe needs two classes, but the set has 1"):
         fit_probe(train, validation, test, ["a"])
@@ -141,7 +141,7 @@ def test_bad_input():
         fit_probe(train, validation, test, [*NAMES, "e", "f"])
 
 
-def test_sets_measured_by_class():
+def test_headline_metric_is_mean_per_class_recall_for_some_sets():
     by_class = "FGVCAircraft wds_vtab-pets oxford_pets OxfordIIITPet Caltech-101 flowers102"
     by_image = "cifar10 caltech256 scenes-colours carpets food101 cars"
     for metric, names in (("mean_per_class_recall", by_class), ("acc1", by_image)):

@@ -62,7 +62,7 @@ def test_every_variant_has_the_measures_that_apply(folder, variant, heads, own):
         assert score.count == 3
 
 
-def test_the_numbers_are_those_of_the_formulas(folder, monkeypatch):
+def test_scores_equal_the_formulas(folder, monkeypatch):
     monkeypatch.setattr("diffclip.evaluation.mechanics.HIGH_NORM", 1.1)
     one, data = made("DiffCLIP"), open_set(folder, "test")
     model, found = one.model, scores_of(one, folder)
@@ -104,8 +104,8 @@ def test_the_numbers_are_those_of_the_formulas(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("sign", "cosine"), [(1, 1.0), (-1, -1.0)])
-def test_equal_maps_pass_on_equal_gradients_and_opposed_ones_opposed(folder, sign, cosine):
-    """The second query of each pair is the first, or its opposite; nearly uniform maps then move in opposite ways."""
+def test_equal_maps_get_equal_gradients_and_opposed_maps_opposed_ones(folder, sign, cosine):
+    """Each second query is the first or its negative; nearly uniform maps then change in equal or opposite ways."""
     one = subject()
     with torch.no_grad():
         for layer in one.model.attention_layers()["visual"]:
@@ -118,12 +118,12 @@ def test_equal_maps_pass_on_equal_gradients_and_opposed_ones_opposed(folder, sig
         assert found["negative_weight"].value == 0
 
 
-def test_classes_and_captions_are_texts_and_a_single_patch_is_refused(tmp_path):
+def test_classes_and_captions_serve_as_texts_and_one_patch_is_refused(tmp_path):
     classes = write_class_set(tmp_path / "colors", {"test": [0, 1, 1]}, 2)
     assert scores_of(made("DiffCLIP"), classes)["gradient_cosine"].count == 3
     with pytest.raises(InputError, match="a single patch"):
         scores_of(subject("CLIP", patch_size=32), classes)
-    # captions beside a class for each pixel
+    # a set with captions and a class for each pixel
     samples = [{**one, "seg.png": png(box_mask(0, 0, 8, 8) // 255)} for one in animals(3)]
     for sample in samples:
         del sample["mask.png"]

@@ -67,7 +67,7 @@ def test_nan_counts_against_the_model():
     assert ranks.tolist() == [1, NEVER, 2]
 
 
-def test_an_image_without_captions_is_not_asked_but_distracts():
+def test_image_without_captions_is_only_a_distractor():
     images = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     texts = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     to_image, to_text = retrieval_ranks(images, texts, torch.tensor([1, 2]))
@@ -77,7 +77,7 @@ def test_an_image_without_captions_is_not_asked_but_distracts():
     assert hits_at(to_text, 1).tolist() == [1, 1]
 
 
-def test_chance_is_what_random_orders_get():
+def test_chance_equals_the_mean_recall_of_random_orders():
     assert chance_at(1, 10) == pytest.approx(0.1)
     assert chance_at(10, 5) == 1
     owners = uneven_owners(12)

@@ -1,4 +1,4 @@
-"""MMVP-VLM's pairs and SugarCrepe's choices: their layouts, the published scripts' numbers, and scenes in both."""
+"""Pairs of MMVP-VLM and choices of SugarCrepe: file layouts, the published scripts' numbers, scenes in both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILES = [name.removesuffix(".json") for name in PUBLISHED["sugarcrepe"].files]
 
 
 class Colors(nn.Module):
-    """Sees an image's mean color, reads which color a statement names: right about images of one color."""
+    """Compares an image's mean color with the color in a statement: right about images of one color."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Colors(nn.Module):
 
 
 class Pixels:
-    """Prepares nothing; `describe_images` asks for these fields."""
+    """A transform without preprocessing; `describe_images` reads these fields."""
 
     image_size, preprocess = 8, PreprocessConfig()
 
@@ -64,7 +64,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def color_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path:
-    """Pairs of a red and a green image in two patterns under their short names, one of them with one pair."""
+    """Pairs of a red and a green image in two patterns with short names; the first pattern has one pair."""
     rows: list[tuple] = [COLUMNS]
     for number in range(pairs):
         kind = "Color" if number else "Camera Perspective"
@@ -78,12 +78,12 @@ def color_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path
     return target
 
 
-def test_both_statements_must_pick_their_own_and_a_group_matches_by_the_sum():
+def test_statements_must_pick_their_image_and_groups_match_by_the_sum():
     images = torch.eye(2).expand(6, 2, 2).clone()
     a, b, both = [1.0, 0.0], [0.0, 1.0], [0.6, 0.6]
     texts = torch.tensor([[a, b], [a, a], [b, b], [b, a], [a, both], [a, [math.nan, 1.0]]])
     assert statement_hits(images, texts).tolist() == [[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [1, 0]]
-    # both statements prefer the first image, the second one less: the right matching has the larger sum
+    # both statements prefer the first image, the second less so: the right matching has the larger sum
     images, texts = torch.eye(2)[None], torch.tensor([[[0.9, 0.1], [0.6, 0.5]]])
     assert (statement_hits(images, texts).tolist(), group_hits(images, texts).tolist()) == ([[1, 0]], [1])
     assert group_hits(images.flip(1), texts).tolist() == [0]
@@ -93,7 +93,7 @@ def test_both_statements_must_pick_their_own_and_a_group_matches_by_the_sum():
     assert statement_hits(images, texts).sum() == group_hits(images, texts).sum() == 0
 
 
-def test_it_equals_the_literal_script(folder):
+def test_mmvp_equals_the_published_script(folder):
     one = subject()
     model = one.model.train()
     right = {pattern: [] for pattern in PATTERNS}
@@ -117,10 +117,10 @@ def test_it_equals_the_literal_script(folder):
     assert scores["mean_per_pattern_accuracy"].value == pytest.approx(mean)
     whole = ["mean_per_pattern_accuracy", "pair_accuracy", "statement_accuracy", "group_match"]
     assert list(scores) == [*whole, *(f"pair_accuracy/{pattern}" for pattern in PATTERNS)]
-    assert model.training  # as it was before
+    assert model.training  # the mode is restored
 
 
-def test_counts_means_and_intervals(tmp_path):
+def test_mmvp_scores_have_the_right_counts_means_and_intervals(tmp_path):
     pairs = open_pairs(color_set(tmp_path, wrong=(1,)), "mmvp")
     assert {PATTERNS[label] for label in pairs.labels} == {
         "Color and Appearance",
@@ -144,7 +144,7 @@ def test_the_published_set_keeps_its_name_behind_a_link(tmp_path):
     assert open_for("mmvp", "mmvp", "test", tmp_path).name == "mmvp"
 
 
-def test_an_image_that_cannot_be_read(tmp_path):
+def test_unreadable_image_is_refused_with_its_name(tmp_path):
     broken = color_set(tmp_path) / "MMVP_VLM_Images" / "Color" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
     with pytest.raises(InputError, match=r"Color/3\.jpg"):
@@ -161,7 +161,7 @@ def test_an_image_that_cannot_be_read(tmp_path):
         ("\n4,Color", "\n../4,Color", r"row 4 is not a number"),
     ],
 )
-def test_bad_questions(tmp_path, old, new, message):
+def test_bad_questions_are_refused_in_one_line(tmp_path, old, new, message):
     questions = color_set(tmp_path) / "Questions.csv"
     questions.write_text(questions.read_text("utf-8-sig").replace(old, new))
     with pytest.raises(InputError, match=message) as error:
@@ -169,7 +169,7 @@ def test_bad_questions(tmp_path, old, new, message):
     assert "\n" not in str(error.value)
 
 
-def test_bad_folders(tmp_path):
+def test_folders_without_images_or_readable_questions_are_refused(tmp_path):
     questions = tmp_path / "Questions.csv"
     questions.write_bytes(b"Question ID,Type,Statement\n1,Texts,\xff\n")
     with pytest.raises(InputError, match=r"is not MMVP-VLM: give the folder that holds Questions\.csv and"):
@@ -180,9 +180,9 @@ def test_bad_folders(tmp_path):
 
 
 def write_set(folder: Path, files=FILES, images: str = "val2017") -> dict[str, list[bool]]:
-    """Three images; file k has k + 2 items, of which the second has its captions swapped and the last a tie.
+    """Write three images; file k has k + 2 items, the second with swapped captions and the last with a tie.
 
-    Returns which items are right for `Colors`.
+    Return which items `Colors` answers correctly.
     """
     place = folder / images
     place.mkdir(parents=True)
@@ -207,7 +207,7 @@ def scores_of(data, model=None):
     return {score.metric: score for score in scores}
 
 
-def test_accuracies_are_those_of_the_published_script(tmp_path) -> None:
+def test_sugarcrepe_has_an_accuracy_per_file_and_their_average(tmp_path) -> None:
     right = write_set(tmp_path / "sugarcrepe")
     data = open_set("sugarcrepe", "test", tmp_path)
     assert (data.kind, data.name, len(data)) == ("sugarcrepe", "sugarcrepe", 3)
@@ -224,7 +224,7 @@ def test_accuracies_are_those_of_the_published_script(tmp_path) -> None:
     assert len(set(average.clusters.tolist())) == 3
 
 
-def test_a_folder_of_any_files_with_the_images_of_coco_beside_it(tmp_path) -> None:
+def test_sugarcrepe_folder_may_have_other_files_and_images_beside_it(tmp_path) -> None:
     write_set(tmp_path / "mine", ["swap_obj", "own_kind"], images="../mscoco_captions/val2017")
     found = scores_of(open_for("sugarcrepe", str(tmp_path / "mine"), "test"))
     assert list(found) == ["average", "own_kind", "swap_obj"]
@@ -233,7 +233,7 @@ def test_a_folder_of_any_files_with_the_images_of_coco_beside_it(tmp_path) -> No
     assert one.identity["answers"] != two.identity["answers"]
 
 
-def test_a_part_has_the_items_of_its_images(tmp_path) -> None:
+def test_slice_of_a_split_has_the_items_of_its_images(tmp_path) -> None:
     write_set(tmp_path / "set", ["swap_obj", "swap_att", "add_obj"])
     whole = open_choices("set", tmp_path / "set").choices
     with pytest.raises(InputError, match="has no splits: leave --split out"):
@@ -246,7 +246,7 @@ def test_a_part_has_the_items_of_its_images(tmp_path) -> None:
     ]
 
 
-def test_a_broken_image_takes_its_items_along(tmp_path) -> None:
+def test_items_of_a_broken_image_are_left_out(tmp_path) -> None:
     write_set(tmp_path / "set", ["swap_obj", "swap_att", "add_obj"])
     broken = tmp_path / "set" / "val2017" / f"{1:012d}.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
@@ -256,7 +256,7 @@ def test_a_broken_image_takes_its_items_along(tmp_path) -> None:
     assert [fault.name for fault in data.faults] == [str(broken)]
 
 
-def test_scenes_are_minimal_pairs_in_its_layout(tmp_path) -> None:
+def test_scenes_have_minimal_pairs_in_the_sugarcrepe_layout(tmp_path) -> None:
     write_choices(tmp_path / "scenes", 1, 32, seed=3)
     data = open_set(tmp_path / "scenes", "test")
     assert (data.kind, len(data), len(data.choices)) == ("sugarcrepe", 18, 18)
@@ -281,7 +281,7 @@ ITEM = '{"0": {"filename": "0.jpg", "caption": "a", "negative_caption": "b"}}'
         (None, r"no JSON file of SugarCrepe"),
     ],
 )
-def test_what_it_does_not_take_is_one_line(tmp_path, content, words) -> None:
+def test_invalid_sugarcrepe_folder_is_refused_in_one_line(tmp_path, content, words) -> None:
     if content is not None:
         (tmp_path / "swap_obj.json").write_text(content)
     with pytest.raises(InputError, match=words) as error:

@@ -37,7 +37,7 @@ def colors(tmp_path_factory):
     return write_class_set(tmp_path_factory.mktemp("sets") / "colors", {"test": [0, 1, 2, 3] * 2}, 4)
 
 
-def test_pgd_is_the_loop_by_hand(one):
+def test_pgd_equals_a_loop_by_hand(one):
     model = one.model
     generator = torch.Generator().manual_seed(0)
     pixels, start = (torch.rand(3, 3, 16, 16, generator=generator) for _ in range(2))
@@ -54,7 +54,7 @@ def test_pgd_is_the_loop_by_hand(one):
     with frozen(model):
         found = pgd(loss, pixels, 4 / 255, start)
     expected = []
-    for i in range(3):  # an image at a time: a batch does not mix them
+    for i in range(3):  # one image at a time: images of a batch are independent
         x = pixels[i] + 4 / 255 * start[i]
         x = torch.minimum(torch.maximum(x, pixels[i] - 4 / 255), pixels[i] + 4 / 255).clamp(0, 1)
         for _ in range(10):
@@ -71,7 +71,7 @@ def test_pgd_is_the_loop_by_hand(one):
 
 
 class Reddish(nn.Module):
-    """Tells red above the middle from red below it, by the mean over pixels: its weak points can be counted."""
+    """Classify images by mean red above or below the middle, so that successful attacks can be counted."""
 
     def __init__(self):
         super().__init__()
@@ -85,8 +85,8 @@ class Reddish(nn.Module):
         return torch.tensor([[1.0, 0.0], [-1.0, 0.0]])[tokens]
 
 
-def test_the_attack_finds_the_weak_points_of_a_linear_model(tmp_path):
-    """Images lie 0.75, 1.75, … 5.75 levels on the right side: an ε beyond that turns them wrong, noise does not."""
+def test_attack_flips_the_expected_images_of_a_linear_model(tmp_path):
+    """Images have margins of 0.75, 1.75, … 5.75 levels: a larger ε makes them wrong, but noise does not."""
     samples = []
     for margin in range(6):
         for label, sign in enumerate((1, -1)):
@@ -106,11 +106,11 @@ def test_the_attack_finds_the_weak_points_of_a_linear_model(tmp_path):
         if epsilon:
             assert found["attack_success", epsilon].value == pytest.approx(1 - count / 6)
             assert found["noise_accuracy", epsilon].value == 1
-    # the steepest direction of f is where red, 0.1 beside it, crosses the middle: 1 / (0.1 · 16) over 256 pixels
+    # f is steepest where red, beside the constant 0.1, crosses the middle: 1 / (0.1 · 16) over 256 pixels
     assert 0 < found["local_lipschitz", 1.0].value <= 1 / (0.1 * 16)
 
 
-def test_without_an_attack_it_is_zero_shot_accuracy_and_batches_change_nothing(one, colors):
+def test_accuracy_without_attack_is_zero_shot_for_any_batch_size(one, colors):
     cut, other = (scores_of(setting_of(one, colors, **how)) for how in ({"batch_size": 3}, {"draw": 1}))
     model = copy.deepcopy(one.model).train()
     model.logit_scale.requires_grad_(False)
@@ -138,8 +138,8 @@ def test_without_an_attack_it_is_zero_shot_accuracy_and_batches_change_nothing(o
     assert (facts["draw"], facts["classes"], facts["templates"]) == (0, 4, 1)
 
 
-def test_captions_are_told_from_those_of_other_images(one, tmp_path):
-    """Three different first captions: each image of two has its own among them, said once."""
+def test_images_are_classified_among_the_distinct_first_captions(one, tmp_path):
+    """The first captions of six images are three texts, each shared by two images."""
     samples = [animal | {"txt": f"{animal['txt']}\na second caption"} for animal in animals(6)]
     folder = write_masked(tmp_path / "captions", samples, {"dataset_type.txt": "retrieval"})
     score = scores_of(setting_of(one, folder))["adversarial_accuracy", 0.0]

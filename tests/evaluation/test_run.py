@@ -64,11 +64,11 @@ def classes(tmp_path_factory):
     return str(write_class_set(folder, {"train": LABELS, "test": LABELS}, 6))
 
 
-def test_a_suite_goes_on_and_other_weights_are_measured_again(classes, tmp_path):
+def test_finished_tasks_are_reused_and_other_weights_measured_again(classes, tmp_path):
     path, entries = tmp_path / "results.jsonl", [Entry("zero-shot", classes), Entry("few-shot", classes)]
     run(CLIP, *entries[:1], file=path)
     assert [one.reused for one in run(CLIP, *entries, file=path)] == [True, False]
-    # another draw is for tasks that draw
+    # another draw concerns only tasks that draw at random
     assert [one.reused for one in run(CLIP, *entries, file=path, draws=(1,))] == [True, False]
     other = subject("CLIP", seed=1, image_size=16)
     assert not any(one.reused for one in run(other, *entries, file=path))
@@ -78,7 +78,7 @@ def test_a_suite_goes_on_and_other_weights_are_measured_again(classes, tmp_path)
     assert not any(one.reused for one in run(other, *entries, file=path))
 
 
-def test_nothing_is_learned_from_the_rest_of_a_split_or_corrupted(tmp_path):
+def test_probes_do_not_learn_from_parts_of_splits_or_corruptions(tmp_path):
     folder = str(write_class_set(tmp_path / "colors", dict.fromkeys(("train", "val", "test"), LABELS), 6))
     (probe,) = run(CLIP, Entry("linear-probe", folder, ("val[24:]",)))
     assert "a stratified fifth of train" in probe.records[0].protocol
@@ -88,7 +88,7 @@ def test_nothing_is_learned_from_the_rest_of_a_split_or_corrupted(tmp_path):
         assert "corruptions shift test images" in str(noisy.error)
 
 
-def test_sets_of_the_same_images_have_their_own_labels(tmp_path):
+def test_sets_with_equal_images_keep_their_own_labels(tmp_path):
     first = write_class_set(tmp_path / "first", {"train": LABELS, "test": LABELS}, 6)
     second = Path(shutil.copytree(first, tmp_path / "second"))
     for split in ("train", "test"):
@@ -104,7 +104,7 @@ def test_sets_of_the_same_images_have_their_own_labels(tmp_path):
     assert both.records[0].value == alone.records[0].value
 
 
-def test_killed_between_two_writes_no_stamp_stands_for_other_records(monkeypatch, tmp_path):
+def test_kill_between_two_writes_leaves_no_stamp_for_other_records(monkeypatch, tmp_path):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -124,7 +124,7 @@ def test_a_changed_set_is_measured_again(tmp_path):
     assert not run(CLIP, entry, file=path)[0].reused
 
 
-def test_what_two_processes_add_to_one_file_stays(tmp_path):
+def test_records_from_two_writers_of_one_file_are_all_kept(tmp_path):
     path = tmp_path / "new" / "results.jsonl"
     open_files = [ResultsFile(path) for _ in range(2)]
     for number in range(4):
@@ -132,7 +132,7 @@ def test_what_two_processes_add_to_one_file_stays(tmp_path):
     assert [one.weights for one in read_records(path)] == ["0", "1", "2", "3"]
 
 
-def test_outcomes_lie_beside_the_records(classes, tmp_path):
+def test_outcomes_are_stored_beside_the_records(classes, tmp_path):
     path = tmp_path / "results.jsonl"
     run(CLIP, Entry("zero-shot", classes), Entry("few-shot", classes), file=path)
     kept = read_outcomes(path)
@@ -148,7 +148,7 @@ def test_outcomes_lie_beside_the_records(classes, tmp_path):
     assert read_outcomes(path)
 
 
-def test_a_file_of_something_else_is_refused(classes, tmp_path):
+def test_file_without_records_is_refused_and_unchanged(classes, tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps({"step": 1}) + "\n")
     with pytest.raises(InputError, match="line 1 is not a record"):
@@ -176,7 +176,7 @@ def test_the_protocol_says_how_images_are_prepared():
     assert describe_images(noisy).endswith("imagenet statistics, noise 3 of 5")
 
 
-def test_suites_name_tasks_and_corruptions_that_exist_and_the_papers_has_its_tables():
+def test_suites_have_valid_entries_and_the_paper_suite_has_its_tables():
     for entries in SUITES.values():
         assert len(set(entries)) == len(entries)
         assert {entry.task for entry in entries} <= set(TASKS)
@@ -191,7 +191,7 @@ def test_suites_name_tasks_and_corruptions_that_exist_and_the_papers_has_its_tab
 
 
 @pytest.mark.parametrize(("task", "other"), [("few-shot", "train"), ("linear-probe", "val")])
-def test_splits_of_other_classes_are_refused(tmp_path, task, other):
+def test_splits_with_different_classes_are_refused(tmp_path, task, other):
     labels = [0, 1] * 6
     data = open_set(
         write_class_set(tmp_path / "set", dict.fromkeys(("train", "val", "test"), labels), 2), "test"
@@ -206,13 +206,13 @@ def test_splits_of_other_classes_are_refused(tmp_path, task, other):
         run_task(task, setting(subject(), replace(data, beside=beside)))
 
 
-# a line separator inside a string is no end of line
+# a Unicode line separator inside a string does not end the line
 FIELDS = {"model": "DiffCLIP-ViT-B-16", "weights": "runs/a\u2028b", "task": "zero-shot", "dataset": "cifar10"}
 FIELDS |= {"split": "test", "metric": "acc1", "value": 0.5, "count": 800, "low": 0.46, "high": 0.54}
 FIELDS |= {"seed": None, "protocol": "zero-shot; 18 templates; ä"}
 
 
-def test_round_trip_and_order(tmp_path):
+def test_records_and_field_order_survive_a_round_trip(tmp_path):
     records = [Record(**FIELDS), Record(**FIELDS | {"value": None, "seed": 3})]
     path = tmp_path / "new" / "results.jsonl"
     write_records(path, records)
@@ -231,7 +231,7 @@ def test_round_trip_and_order(tmp_path):
         (json.dumps(FIELDS | {"chance": None, "extra": 1}), "line 3.*extra"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, words):
+def test_bad_line_is_refused_with_its_number(tmp_path, line, words):
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps(FIELDS | {"chance": None}) + "\n\n" + line + "\n")
     with pytest.raises(InputError, match=f"{path}.*{words}") as caught:
@@ -239,7 +239,7 @@ def test_a_bad_line_is_named(tmp_path, line, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_or_binary_file(tmp_path):
+def test_missing_or_binary_file_of_records_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"gone\.jsonl"):
         read_records(tmp_path / "gone.jsonl")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
@@ -249,7 +249,7 @@ def test_a_missing_or_binary_file(tmp_path):
         diffclip.load_records(tmp_path)
 
 
-def test_a_table_has_a_column_a_field_and_a_row_a_record(tmp_path):
+def test_load_records_has_a_column_per_field_and_a_row_per_record(tmp_path):
     averaged = Record(**FIELDS, of=("cifar10", "dtd"), draw=2, chance=0.1)
     write_records(tmp_path / "a" / "results.jsonl", [Record(**FIELDS), averaged])
     write_records(tmp_path / "b.jsonl", [Record(**FIELDS | {"seed": 3})])

@@ -1,4 +1,4 @@
-"""Zero-shot segmentation against counts by hand, on sets that are made here."""
+"""Zero-shot segmentation against counts by hand, on synthetic sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = ("cat", "dog", "owl")
 
 
 def labels(number: int, width: int, height: int) -> np.ndarray:
-    """Half of the pixels of class 1, the others of all values."""
+    """About half of the pixels have class 1, the others all values."""
     drawn = np.random.default_rng(number).choice([0, 1, 1, 1, 2, 3, 255], (height, width))
     return drawn.astype(np.uint8)
 
@@ -57,7 +57,7 @@ def found(folder, loaded):
 
 
 @torch.no_grad()
-def test_it_is_the_protocol(found, loaded) -> None:
+def test_last_values_scores_equal_the_protocol_by_hand(found, loaded) -> None:
     model, statistics = loaded.model, loaded.preprocess.preprocess
     mean, std = (torch.tensor(values)[:, None, None] for values in (statistics.mean, statistics.std))
     prompts = [loaded.tokenizer([f"a {name}", f"one {name}"]) for name in CLASSES]
@@ -75,7 +75,7 @@ def test_it_is_the_protocol(found, loaded) -> None:
     right = np.diag(confusion)
     wanted = (right / (confusion.sum(0) + confusion.sum(1) - right)).mean()
     scored = found["last-values", "mean_iou"]
-    assert scored.value == pytest.approx(wanted, abs=0.005)  # resizing rounds pixels in another way
+    assert scored.value == pytest.approx(wanted, abs=0.005)  # resizing rounds pixels differently
     accuracy = right.sum() / confusion.sum()
     assert found["last-values", "pixel_accuracy"].value == pytest.approx(accuracy, abs=0.005)
     assert (scored.count, scored.facts["classes"], scored.facts["templates"]) == (5, 3, 2)
@@ -83,7 +83,7 @@ def test_it_is_the_protocol(found, loaded) -> None:
     assert "squashed to 24 px" in scored.facts["protocol"]
 
 
-def test_chance_and_the_majority_class_stand_beside(found) -> None:
+def test_scores_include_chance_and_the_majority_class(found) -> None:
     assert list(found) == [
         (name, metric)
         for name in ("attention", "last-values", MAJORITY)
@@ -100,20 +100,20 @@ def test_chance_and_the_majority_class_stand_beside(found) -> None:
         assert found[name, "pixel_accuracy"].hits.mean() == pytest.approx(found[name, "pixel_accuracy"].value)
 
 
-def test_pixels_are_counted_by_class_and_a_shared_cosine_is_wrong() -> None:
+def test_pixels_are_counted_by_class_and_ties_are_wrong() -> None:
     truth = torch.tensor([[0, 0, 1, 1], [NOT_LABELED, 0, 2, 1]])
     cosines = torch.tensor([[0.5, 0.5, 0.1, 0.1]] * 2), torch.tensor([[0.5, 0.1, 0.9, 0.9]] * 2)
     maps = torch.stack([*cosines, torch.full((2, 4), 0.2)])
-    # by bilinear upsampling to its own size a map stays itself; the first pixel is a tie of 0 and 1
+    # upsampling a map to its own size leaves it unchanged; the first pixel is a tie of 0 and 1
     counts = count_pixels(maps, truth)
     assert counts.tolist() == [[2, 3, 0], [2, 5, 0], [3, 3, 1]]
     assert mean_iou(counts.double().numpy()) == pytest.approx((2 / 3 + 3 / 5 + 0) / 3)
     same = count_pixels(torch.ones(3, 1, 1), truth)
     assert same[0].sum() == 0
-    assert mean_iou(np.array([[1.0, 0], [2, 1], [3, 0]])) == pytest.approx(1 / 4)  # one class occurs
+    assert mean_iou(np.array([[1.0, 0], [2, 1], [3, 0]])) == pytest.approx(1 / 4)  # only one class occurs
 
 
-def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded, found) -> None:
+def test_batch_sizes_agree_and_corruptions_and_suite_entries_work(folder, loaded, found) -> None:
     other = scores_of(loaded, open_set(folder, "test"), batch_size=5)
     assert [score.value for score in found.values()] == [score.value for score in other.values()]
     preprocess = CorruptedTransform(loaded.preprocess, "noise", 5)
@@ -125,7 +125,7 @@ def test_batches_corruptions_and_both_ways_to_open_it(folder, loaded, found) -> 
     assert measured.records[0].map == "attention"
 
 
-def test_files_that_do_not_fit_are_left_out_and_named(loaded, tmp_path) -> None:
+def test_unusable_label_maps_are_left_out_and_reported(loaded, tmp_path) -> None:
     bad = [
         (png(np.full((24, 40), 4, np.uint8)), "has class 4 in its segmentation, and classnames.txt has 3"),
         (png(np.zeros((24, 40), np.uint8)), "has no labeled pixel"),
@@ -151,14 +151,14 @@ def test_files_that_do_not_fit_are_left_out_and_named(loaded, tmp_path) -> None:
         ({"classnames.txt": "a\nb"}, "no image of .* has labels"),
     ],
 )
-def test_sets_that_cannot_be_used(loaded, tmp_path, files, words) -> None:
+def test_sets_without_usable_classes_or_labels_are_refused(loaded, tmp_path, files, words) -> None:
     empty = {"seg.png": png(np.zeros((24, 40), np.uint8))}
     write_masked(tmp_path / "set", [sample(0) | empty, sample(1) | empty], files)
     with pytest.raises(InputError, match=words):
         scores_of(loaded, open_set(tmp_path / "set", "test", kind="segmentation"))
 
 
-def test_scenes_have_a_shape_at_each_pixel(tmp_path) -> None:
+def test_scenes_label_each_pixel_with_its_shape(tmp_path) -> None:
     write_shard(
         tmp_path / "segmentation" / "test" / "0.tar", "segmentation", "test", "plain", 32, 0, 0, range(3)
     )

@@ -46,7 +46,7 @@ def test_arms_below_diffclip_in_the_committed_study(committed: pd.DataFrame) -> 
         assert found.p_holm[f"DiffCLIP-{arm}"] > p - 0.0005 or arm == "no-norm"
 
 
-def test_two_arms_are_scipys_paired_t_test() -> None:
+def test_comparison_of_two_arms_equals_scipys_paired_t_test() -> None:
     a, b = [0.31, 0.35, 0.30, 0.36], [0.29, 0.30, 0.31, 0.32]
     row = statistics.compare_arms(arms(a=a, b=b), [("a", "b")], primary=("a", "b")).iloc[0]
     direct = stats.ttest_rel(a, b)
@@ -61,7 +61,7 @@ def test_two_arms_are_scipys_paired_t_test() -> None:
     assert row.p_equivalent == pytest.approx(max(upper, lower))
 
 
-def test_detectable_difference_has_the_power() -> None:
+def test_detectable_difference_has_80_percent_power() -> None:
     error, df = 0.004, 18.0
     found = statistics.detectable_difference(error, df)
     assert statistics.power(found, error, df) == pytest.approx(0.8, abs=1e-6)
@@ -78,7 +78,7 @@ def test_max_t_of_two_arms_is_the_sign_flip_test() -> None:
     assert found == pytest.approx(direct, abs=0.02)
 
 
-def test_one_run_and_equal_values_earn_no_verdict() -> None:
+def test_one_run_or_equal_values_give_no_significant_verdict() -> None:
     row = statistics.compare_arms(arms(a=[0.9], b=[0.1]), [("a", "b")]).iloc[0]
     assert row.verdict == "one run"
     assert row.difference == pytest.approx(0.8)
@@ -101,10 +101,10 @@ def test_the_primary_contrast_is_not_corrected() -> None:
     assert list(found.p_holm[1:]) == pytest.approx(list(multipletests(found.p[1:], method="holm")[1]))
 
 
-def test_above_chance_takes_items_and_seeds_together() -> None:
+def test_above_chance_combines_the_variance_of_items_and_seeds() -> None:
     items_only = statistics.above_chance([0.26], 0.25, [0.24], [0.28])
     assert items_only == pytest.approx(stats.norm.sf(0.01 / (0.04 / 2 / stats.norm.ppf(0.975))))
-    # three seeds far apart show less than their items alone
+    # three seeds far apart are weaker evidence than their items alone
     spread = statistics.above_chance([0.26, 0.36, 0.31], 0.25, [0.30] * 3, [0.32] * 3)
     alike = statistics.above_chance([0.31, 0.31, 0.31], 0.25, [0.30] * 3, [0.32] * 3)
     assert alike < 1e-6 < 0.01 < spread
@@ -127,21 +127,21 @@ def test_mean_interval_agrees_with_scipys_bootstrap() -> None:
     values = np.random.default_rng(1).random(200)
     direct = stats.bootstrap((values,), np.mean, method="percentile", rng=0).confidence_interval
     assert statistics.mean_interval(values) == pytest.approx((direct.low, direct.high), abs=0.004)
-    # items that always agree count once
+    # items of a cluster that always agree count once
     assert statistics.mean_interval(np.repeat(values, 5), np.arange(1000) // 5) == pytest.approx(
         statistics.mean_interval(values), abs=0.004
     )
 
 
-def test_intervals_without_spread_are_wilsons_and_classes_weigh_the_same() -> None:
+def test_intervals_without_spread_are_wilsons_and_classes_weigh_equally() -> None:
     assert statistics.mean_interval(np.ones(20)) == pytest.approx(statistics.wilson(20, 20))
     labels = np.arange(20) % 4
     assert statistics.class_mean_interval(np.zeros(20), labels) == pytest.approx(statistics.wilson(0, 20))
-    # of each pair of images a model that always prefers one is right once
+    # a model that always prefers the same answer is right once in each pair of images
     low, high = statistics.mean_interval(np.tile([1.0, 0.0], 50), np.arange(100) // 2)
     assert low < 0.5 < high
     assert high - low < 0.2
     hits, labels = np.array([1.0] * 90 + [0.0, 1.0] * 5), np.array([0] * 90 + [1] * 10)
     low, high = statistics.class_mean_interval(hits, labels)
     assert low < 0.75 < high
-    assert high - low > 0.2  # as uncertain as ten items make it
+    assert high - low > 0.2  # as wide as ten items make it

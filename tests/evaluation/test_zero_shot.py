@@ -1,4 +1,4 @@
-"""Zero-shot classification and retrieval, whose numbers are those of clip_benchmark."""
+"""Zero-shot classification and retrieval: the same numbers as clip_benchmark."""
 
 import copy
 from itertools import chain, islice
@@ -21,7 +21,7 @@ tokenizer = ONE.tokenizer
 
 
 def in_batches(answers, size):
-    """An image for each of `answers`, its label or captions, in batches of up to `size`."""
+    """Batches of up to `size` images, one for each of `answers`: a label or a list of captions."""
     images = torch.randn(len(answers), 3, 16, 16, generator=torch.Generator().manual_seed(0))
     return [(images[at : at + size], answers[at : at + size]) for at in range(0, len(answers), size)]
 
@@ -31,7 +31,7 @@ CAPTIONED = in_batches([[f"{i}{j}caption"[: 4 + j] for j in range(1 + i % 3)] fo
 
 
 def in_memory(batches, model=ONE.model):
-    """A setting whose set is `batches`: what both tasks read of a set."""
+    """A setting whose set is `batches`, with the attributes that both tasks read."""
     positions = iter(range(1000))
     made = [ImageBatch(images, list(islice(positions, len(images))), answers) for images, answers in batches]
     answers = list(chain.from_iterable(answers for _, answers in batches))
@@ -62,7 +62,7 @@ def test_retrieval_equals_clip_benchmark():
     assert found == pytest.approx(wanted, abs=1e-7)
 
 
-def test_images_without_captions_are_left_out_of_one_direction():
+def test_images_without_captions_are_left_out_of_text_retrieval():
     batches = copy.deepcopy(CAPTIONED)
     batches[0][1][3] = []
     scores = {score.metric: score for score in retrieval(in_memory(batches))}
@@ -70,7 +70,7 @@ def test_images_without_captions_are_left_out_of_one_direction():
     assert scores["image_retrieval_recall@1"].count == sum(1 + i % 3 for i in range(50)) - 1
 
 
-def test_bad_input():
+def test_missing_texts_or_images_and_nan_weights_are_refused():
     with pytest.raises(InputError, match="0 and 3"):
         build_classifier(ONE.model, tokenizer, [], TEMPLATES)
     with pytest.raises(InputError, match=r"'a photo'.*\{c\}"):
@@ -86,7 +86,7 @@ def test_bad_input():
             zero_shot(in_memory(LABELED, model))
 
 
-def test_order_and_padding_change_nothing():
+def test_text_embeddings_do_not_depend_on_batches_and_padding():
     model, texts = (
         ONE.model,
         ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40],
@@ -98,7 +98,7 @@ def test_order_and_padding_change_nothing():
             torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
 
 
-def test_templates():
+def test_fill_template_replaces_placeholders_literally():
     assert fill_template("a {c} of {c}", "x") == "a x of x"
     assert fill_template("a {}.", "{c}") == "a {c}."
     assert fill_template("{0} {c}", "x") == "{0} x"

@@ -1,4 +1,4 @@
-"""clip_benchmark's own program on our models: the same numbers, and what it cannot do said before it starts."""
+"""clip_benchmark's own program on our models: equal metrics, and errors before it starts unsupported work."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from clip_benchmark import cli, models
 
 from diffclip.integrations import clip_benchmark as ours
 
-# their accuracy with NumPy 2.3
+# from clip_benchmark's accuracy with NumPy 2.3
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:clip_benchmark")
 BATCH = 64
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch) -> None:
-    """Results that name no folder stay out of the repository."""
+    """Keep results without an output folder out of the repository."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -46,7 +46,7 @@ def scenes(tmp_path_factory) -> Path:
 
 
 def learnt(scenes: Path, attention: str, steps: int) -> diffclip.CLIP:
-    """A model that has begun to learn the scenes it is tested on: its embeddings are spread, and many answers right."""
+    """Train a model for some steps on its test scenes, so that embeddings are spread and many answers are right."""
     tower = {"width": 32, "layers": 2, "heads": 4, "attention": attention}
     vision, text = tower | {"image_size": 32, "patch_size": 16}, tower | {"context_length": 20}
     config = diffclip.CLIPConfig(embed_dim=32, vision=vision, text=text)
@@ -69,7 +69,7 @@ def learnt(scenes: Path, attention: str, steps: int) -> diffclip.CLIP:
 
 @pytest.fixture(scope="module")
 def weights(scenes, tmp_path_factory) -> dict[str, Path]:
-    """A saved folder of each attention."""
+    """A saved model folder for each kind of attention."""
     place, steps = tmp_path_factory.mktemp("runs"), {"softmax": 0, "differential": 40}
     folders = {attention: place / attention for attention in steps}
     for attention, folder in folders.items():
@@ -78,7 +78,7 @@ def weights(scenes, tmp_path_factory) -> dict[str, Path]:
 
 
 def run_theirs(weights: Path, folder: Path, *options: str) -> dict[str, float]:
-    """The metrics of `diffclip benchmark eval` on a folder."""
+    """Return the metrics of `diffclip benchmark eval` on a folder."""
     output = Path.cwd() / "theirs.json"
     where = ["--pretrained", str(weights), "--dataset_root", str(folder), "--output", str(output)]
     how = f"--no_amp --quiet --num_workers 0 --batch_size {BATCH} --recall_k 1 5 10".split()
@@ -91,18 +91,18 @@ def assert_equal_but_for_one_item(weights: Path, folder: Path, split: str, *opti
     theirs = run_theirs(weights, folder, "--split", split, *options)
     data = open_set(folder, split)
     scores = run_task(None, Setting(*diffclip.load(weights), data, BATCH))
-    scores = [score for score in scores if score.metric != "mean_recall"]  # ours alone
+    scores = [score for score in scores if score.metric != "mean_recall"]  # only we report it
     assert {score.metric for score in scores} == set(theirs)
     for score in scores:
         items = score.count
-        if score.metric == "mean_per_class_recall":  # where an item counts most: in the smallest class
+        if score.metric == "mean_per_class_recall":  # an item counts most in the smallest class
             sizes = Counter(data.labels)
             items = len(sizes) * min(sizes.values())
         assert abs(theirs[score.metric] - score.value) * items <= 1.001, score.metric
     return theirs
 
 
-def test_the_same_zero_shot_and_retrieval_on_scenes(scenes, weights) -> None:
+def test_the_same_zero_shot_and_retrieval_metrics_on_scenes(scenes, weights) -> None:
     given = ["--dataset", "wds/scenes-shapes"]
     assert_equal_but_for_one_item(weights["differential"], scenes / "shapes", "test", *given)
     given = ["--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
@@ -110,7 +110,7 @@ def test_the_same_zero_shot_and_retrieval_on_scenes(scenes, weights) -> None:
     assert found["image_retrieval_recall@10"] > 1.2 * 10 / 96  # better than chance
 
 
-def test_registering_twice_is_as_once_and_a_missing_group_is_named(monkeypatch) -> None:
+def test_registering_is_idempotent_and_names_missing_packages(monkeypatch) -> None:
     for _ in range(2):
         ours.register()
     assert models.MODEL_TYPES.count("diffclip") == 1
@@ -121,14 +121,14 @@ def test_registering_twice_is_as_once_and_a_missing_group_is_named(monkeypatch) 
         ours.register()
 
 
-def test_a_name_alone_has_random_weights_and_says_so(capsys) -> None:
+def test_a_model_name_alone_gives_random_weights_with_a_warning(capsys) -> None:
     model, _, _ = ours.load_diffclip("DiffCLIP-ViT-S-16", "random")
     assert name_of(model.config) == "DiffCLIP-ViT-S-16"
     assert "DiffCLIP-ViT-S-16 has random weights" in capsys.readouterr().err
 
 
-def test_runs_with_the_default_output(weights, scenes) -> None:
-    """Weights below a folder: the results lie here, one file each, and hold the name as it was given."""
+def test_default_output_is_one_file_per_model_with_its_given_name(weights, scenes) -> None:
+    """Results for weights in a subfolder are in the working folder, one file per model, with the name as given."""
     Path("runs").symlink_to(weights["softmax"].parent)
     names = ["runs/softmax", "runs/differential"]
     given = f"--dataset wds/shapes --dataset_root {scenes / 'shapes'} --quiet --num_workers 1".split()
@@ -156,7 +156,7 @@ def test_runs_with_the_default_output(weights, scenes) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_line(options, words, weights, scenes) -> None:
+def test_bad_input_raises_one_line_errors(options, words, weights, scenes) -> None:
     Path("taken").touch()
     options = [str(scenes / "captions") if word == "CAPTIONS" else word for word in options]
     given = ["--pretrained", str(weights["softmax"]), "--dataset", "wds/shapes", "--quiet"]

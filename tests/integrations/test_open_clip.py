@@ -44,7 +44,7 @@ FIXED = tiny_config()
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    """Our models and three small ones; open_clip is afterwards as it was."""
+    """Register our models and three small models; restore open_clip afterwards."""
     before = factory.create_model
     register({"ViT-tiny": CONFIG, "ViT-tiny-plain": PLAIN, "ViT-tiny-fixed": FIXED})
     yield
@@ -75,7 +75,7 @@ def assert_same(ours, core: diffclip.CLIP, images: torch.Tensor) -> None:
     assert ours.config == core.config
 
 
-def test_every_model_is_there_once_and_theirs_still_are(tmp_path) -> None:
+def test_our_models_are_registered_once_and_open_clips_models_still_work(tmp_path) -> None:
     assert set(MODEL_NAMES) <= set(open_clip.list_models())
     before, names = open_clip.create_model, open_clip.list_models()
     register()
@@ -91,7 +91,7 @@ def test_every_model_is_there_once_and_theirs_still_are(tmp_path) -> None:
         open_clip.create_model("no-such-model")
 
 
-def test_names_that_open_clip_has_or_misreads_and_another_open_clip_are_refused(monkeypatch) -> None:
+def test_taken_or_misread_names_and_other_open_clip_versions_are_refused(monkeypatch) -> None:
     for name in ("ViT-B-32", "DiffCLIP-ViT-B-16"):
         with pytest.raises(InputError, match="already: take another name"):
             register({name: CONFIG})
@@ -102,7 +102,7 @@ def test_names_that_open_clip_has_or_misreads_and_another_open_clip_are_refused(
         register()
 
 
-def test_weights_and_transforms_of_a_saved_folder(folder, images) -> None:
+def test_weights_and_transforms_of_a_saved_folder_match_the_core(folder, images) -> None:
     core, preprocess, tokenizer = diffclip.load(folder)
     for source in (folder, folder / "model.safetensors"):
         model, train, evaluation = open_clip.create_model_and_transforms("ViT-tiny", pretrained=str(source))
@@ -116,7 +116,7 @@ def test_weights_and_transforms_of_a_saved_folder(folder, images) -> None:
     assert evaluation.transforms[-1].mean == model.config.preprocess.mean == (0.1, 0.2, 0.3)
 
 
-def test_images_are_squashed_where_the_weights_were_trained_so(folder, tmp_path) -> None:
+def test_images_are_squashed_if_the_weights_were_trained_that_way(folder, tmp_path) -> None:
     core, image = diffclip.load(folder)[0], Image.effect_noise((70, 50), 80).convert("RGB")
     core.config.preprocess.resize = "squash"
     diffclip.save_weights(core, tmp_path)
@@ -126,8 +126,8 @@ def test_images_are_squashed_where_the_weights_were_trained_so(folder, tmp_path)
         open_clip.create_model("ViT-tiny", str(tmp_path), force_preprocess_cfg={"resize_mode": "longest"})
 
 
-def test_run_folders_and_published_files(tmp_path, images) -> None:
-    # models that were converted from OpenAI's have QuickGELU, and the same name
+def test_run_folders_and_published_files_load_with_the_cores_numbers(tmp_path, images) -> None:
+    # models converted from OpenAI's have QuickGELU and the same name
     core = diffclip.CLIP(tiny_config(vision={"activation": "quick_gelu"}), seed=2).eval()
     diffclip.save_weights(core, tmp_path / "run" / "checkpoints" / "last")
     assert_same(open_clip.create_model("ViT-tiny-fixed", str(tmp_path / "run")), core, images)
@@ -140,7 +140,7 @@ def test_run_folders_and_published_files(tmp_path, images) -> None:
     assert_same(open_clip.create_model("ViT-tiny-fixed", str(published)), core, images)
 
 
-def test_another_image_size(folder, images) -> None:
+def test_another_image_size_matches_the_core_or_is_refused(folder, images) -> None:
     core = diffclip.load(folder, image_size=48)[0]
     larger = F.interpolate(images, (48, 48))
     for size in (48, (48, 48)):
@@ -167,7 +167,7 @@ def test_half_precision(precision, folder, images) -> None:
     assert F.cosine_similarity(features.float(), core.encode_image(images)).min() > 0.999
 
 
-def test_what_the_losses_take(images) -> None:
+def test_model_outputs_fit_open_clips_losses(images) -> None:
     tokens = open_clip.get_tokenizer("ViT-tiny")(TEXTS)
     model = open_clip.create_model("ViT-tiny", output_dict=True, pretrained_hf=False)
     out = model(images, tokens)
@@ -204,7 +204,7 @@ def test_locks() -> None:
     assert {"positional_embedding", "visual.pos_embed"} <= model.no_weight_decay()
 
 
-def test_what_cannot_be(folder) -> None:
+def test_wrong_options_and_weights_are_input_errors(folder) -> None:
     wrong_image = {"force_preprocess_cfg": {"interpolation": "lanczos"}}
     for name, options, told in (
         ("-fixed", {"pretrained": str(folder)}, "holds DiffCLIP-dynamic-.*, not DiffCLIP-v"),
@@ -230,7 +230,7 @@ def scenes(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def their_logs():
-    """open_clip's program writes to the root logger, and leaves its handlers there."""
+    """Restore the root logger, since open_clip's program leaves its handlers there."""
     root = logging.getLogger()
     handlers, level, children = root.handlers[:], root.level, dict(root.manager.loggerDict)
     levels = {name: logger.level for name, logger in children.items() if isinstance(logger, logging.Logger)}
@@ -270,7 +270,7 @@ def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_the_program_as_a_process_has_one_line_for_an_error(tmp_path) -> None:
+def test_the_program_reports_an_error_in_one_line(tmp_path) -> None:
     command = [sys.executable, "-m", "diffclip.integrations.open_clip", "--model", str(tmp_path)]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

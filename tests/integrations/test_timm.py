@@ -1,4 +1,4 @@
-"""Our towers in timm: its conventions hold, and the numbers are those of the core's vision tower."""
+"""Our towers in timm: they follow its conventions and give the numbers of the core's vision tower."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def dynamic() -> diffclip.CLIP:
-    """A model whose λ_init, epsilon and statistics are none of the defaults."""
+    """A model whose λ_init, epsilon and statistics are not the defaults."""
     return tiny_clip(
         lambda_init="dynamic",
         vision={"norm_eps": 1e-3},
@@ -49,7 +49,7 @@ def dynamic() -> diffclip.CLIP:
 assert_close = partial(torch.testing.assert_close, rtol=0, atol=1e-5)
 
 
-def test_every_size_is_listed_and_is_the_core_s_tower() -> None:
+def test_every_size_is_listed_and_builds_the_cores_tower() -> None:
     assert set(timm.list_models("diff_vit*")) == set(SIZES)
     for name in ("diff_vit_tiny_patch16_224", "diff_vit_base_patch32_224"):
         vision = named_config(f"DiffCLIP-{SIZES[name]}").vision
@@ -64,7 +64,7 @@ def test_every_size_is_listed_and_is_the_core_s_tower() -> None:
 
 
 @torch.no_grad()
-def test_a_copy_gives_the_core_s_numbers(dynamic, images) -> None:
+def test_a_copy_gives_the_cores_numbers(dynamic, images) -> None:
     tower = from_diffclip(dynamic, num_classes=0)
     assert_close(tower(images), dynamic.visual(images))
     embeddings = from_diffclip(dynamic)  # the projection is the head
@@ -76,12 +76,12 @@ def test_a_copy_gives_the_core_s_numbers(dynamic, images) -> None:
 
 @pytest.mark.parametrize("resize", [None, 40, 93, "squash"])
 @torch.no_grad()
-def test_images_are_prepared_as_the_core_does(resize) -> None:
+def test_images_are_prepared_as_in_the_core(resize) -> None:
     preprocess = {"mean": (0.4, 0.5, 0.6), "interpolation": "bicubic", "resize": resize}
     model = tiny_clip(preprocess=preprocess)
     tower = from_diffclip(model)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(tower))
-    # at other image sizes the share of the edge stays
+    # at other image sizes, the crop keeps its share of the edge
     assert int(14 * 32 / tower.pretrained_cfg["crop_pct"]) == 14 * (resize if isinstance(resize, int) else 32)
     image = Image.effect_noise((70, 50), 80).convert("RGB")
     torch.testing.assert_close(transform(image), EvalTransform(32, model.config.preprocess)(image))
@@ -101,7 +101,7 @@ def test_another_image_size_resamples_positions(dynamic, images) -> None:
 
 
 @torch.no_grad()
-def test_timm_saves_it_and_loads_it_as_it_was(dynamic, images, tmp_path) -> None:
+def test_timm_saves_it_and_loads_it_unchanged(dynamic, images, tmp_path) -> None:
     timm.models.save_for_hf(from_diffclip(dynamic, num_classes=0), tmp_path / "saved")
     again = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
     assert_close(again(images), dynamic.visual(images))
@@ -109,7 +109,7 @@ def test_timm_saves_it_and_loads_it_as_it_was(dynamic, images, tmp_path) -> None
 
 @pytest.mark.parametrize("kind", ["softmax", "differential-added", "gated"])
 @torch.no_grad()
-def test_other_attention(kind, images) -> None:
+def test_other_attention_kinds_match_the_core(kind, images) -> None:
     vision = {"attention": kind, "pre_norm": True, "patch_bias": False, "activation": "quick_gelu"}
     core = tiny_clip(vision=vision, lambda_init=0.0 if kind.endswith("added") else 0.8)
     assert_close(from_diffclip(core, num_classes=0)(images), core.visual(images))
@@ -119,7 +119,7 @@ def test_other_attention(kind, images) -> None:
         assert [float(block.attn.current_lambda().detach()) for block in fresh.blocks] == [0.0] * 3
 
 
-def test_arguments_that_do_not_fit() -> None:
+def test_wrong_arguments_are_input_errors() -> None:
     with pytest.raises(InputError, match="unknown attention 'differental'"):
         timm.create_model(BASE, attention="differental", **TINY)
     with pytest.raises(InputError, match='neither a number nor "dynamic"'):
@@ -130,7 +130,7 @@ def test_arguments_that_do_not_fit() -> None:
         from_diffclip(diffclip.CLIP(normed))
 
 
-def test_lambda_init_and_the_start() -> None:
+def test_lambda_init_is_used_and_all_weights_are_initialized() -> None:
     tower = timm.create_model(BASE, lambda_init="dynamic", **TINY)
     starts = [block.attn.lambda_init for block in tower.blocks]
     assert starts == pytest.approx([0.2, 0.35551, 0.47071], abs=1e-5)
@@ -171,7 +171,7 @@ def test_heads_pooling_and_features(dynamic, images) -> None:
     assert from_diffclip(dynamic, in_chans=1, num_classes=0)(images[:, :1]).shape == (2, 32)
 
 
-def test_nodes_of_its_graph_can_be_taken_out(dynamic, images) -> None:
+def test_nodes_of_its_graph_can_be_extracted(dynamic, images) -> None:
     extract = create_feature_extractor(from_diffclip(dynamic, num_classes=0), ["blocks.1.add_1"])
     (tokens,) = extract(images).values()
     expected = dynamic.visual.forward_intermediates(images, indices=[1], intermediates_only=True)[0]

@@ -1,4 +1,4 @@
-"""DiffCLIP under transformers: the core's numbers, and what transformers' common tests ask of any model."""
+"""DiffCLIP under transformers: the core's numbers, and features that transformers' common tests expect of any model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def core(
     context: int = 6,
     **rest: Any,
 ) -> CLIP:
-    """A model with some 20,000 weights none of which is 0 or 1, in evaluation mode."""
+    """Make a model with about 20,000 weights, none of them 0 or 1, in evaluation mode."""
     sizes = {"image_size": 16, "patch_size": 8, "width": 32, "layers": 2, "heads": 4, "attention": vision}
     words = {"context_length": context, "vocab_size": vocabulary, "width": 16, "layers": 2, "heads": 2}
     towers = {"vision": sizes | (tower or {}), "text": words | {"attention": text}}
@@ -77,7 +77,7 @@ def near(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_numbers_are_the_cores_and_come_back_without_loss(variant: str, tmp_path: Path) -> None:
+def test_numbers_are_the_cores_and_survive_saving_and_conversion(variant: str, tmp_path: Path) -> None:
     model = core(**VARIANTS[variant])
     theirs = from_diffclip(model)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_hidden_states_and_attentions(variant: str) -> None:
     assert torch.equal(out.text_model_output.attentions[0].triu(1), torch.zeros(3, heads // 2, 6, 6))
 
 
-def test_outputs_that_are_not_asked_for_are_none_and_numbers_choose_states() -> None:
+def test_only_requested_outputs_and_chosen_hidden_states_are_returned() -> None:
     theirs = vision_from_diffclip(core())
     plain = theirs(PIXELS)
     assert plain.hidden_states is plain.attentions is None
@@ -154,7 +154,7 @@ def test_larger_images_have_their_positions_resampled() -> None:
         theirs.get_image_features(larger[..., :23], interpolate_pos_encoding=True)
 
 
-def test_the_loss_is_that_of_the_logits() -> None:
+def test_the_loss_matches_its_formula_on_the_logits() -> None:
     softmax, sigmoid = from_diffclip(core()), from_diffclip(core(logit_bias=True))
     out = softmax(IDS, PIXELS, return_loss=True)
     targets, cross_entropy = torch.arange(3), torch.nn.functional.cross_entropy
@@ -167,12 +167,12 @@ def test_the_loss_is_that_of_the_logits() -> None:
     assert sigmoid.logit_bias.grad is not None
 
 
-def test_gradients_reach_everything_and_are_the_same_with_checkpointing() -> None:
+def test_gradients_reach_all_weights_and_match_with_checkpointing() -> None:
     gradients = []
     for again in (False, True):
         theirs = from_diffclip(core()).train()
         if again:
-            with warnings.catch_warnings():  # of its new name
+            with warnings.catch_warnings():  # about its new name
                 warnings.simplefilter("ignore", FutureWarning)
                 sparse = hasattr(theirs, "activation_checkpointing_enable")  # not in transformers 5.4
                 theirs.gradient_checkpointing_enable(**({"every_n_layers": 2} if sparse else {}))
@@ -184,7 +184,7 @@ def test_gradients_reach_everything_and_are_the_same_with_checkpointing() -> Non
     near(gradients[1], gradients[0], 1e-6)
 
 
-def test_attention_by_the_formula_on_request() -> None:
+def test_attn_implementation_selects_the_attention_backend() -> None:
     model = core()
     made = DiffCLIPVisionModel._from_config(vision_from_diffclip(model).config, attn_implementation="eager")
     made.load_state_dict(vision_from_diffclip(model).state_dict())
@@ -205,13 +205,13 @@ def test_attention_by_the_formula_on_request() -> None:
         ({"input_ids": IDS[:1], "pixel_values": PIXELS, "return_loss": True}, "of the same length"),
     ],
 )
-def test_what_does_not_fit_is_one_line(inputs: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_the_model_is_an_input_error(inputs: dict[str, Any], said: str) -> None:
     theirs = from_diffclip(core())
     with pytest.raises(InputError, match=said):
         theirs(**inputs)
 
 
-def test_configurations_that_do_not_fit_are_one_line() -> None:
+def test_invalid_configurations_are_input_errors() -> None:
     starts = {"vision_config": 0.8, "text_config": 0.2}
     apart = {tower: {"attention": "differential", "lambda_init": start} for tower, start in starts.items()}
     uneven = {"vision_config": {"hidden_size": 30, "num_attention_heads": 4}}
@@ -220,7 +220,7 @@ def test_configurations_that_do_not_fit_are_one_line() -> None:
             DiffCLIPModel(DiffCLIPConfig(**changes))
 
 
-def test_the_configuration_knows_clips_names() -> None:
+def test_the_configuration_accepts_the_field_names_of_clip() -> None:
     tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     towers = {"vision_config": tower, "text_config": tower | {"vocab_size": 99}}
     config = DiffCLIPConfig(**towers)
@@ -261,7 +261,7 @@ def test_towers_load_from_the_whole_model_and_from_their_own_folder(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with few words, which goes without a tokenizer."""
+    """A saved model whose vocabulary is too small for a tokenizer."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     save_transformers(core(), folder)
     text = json.loads((folder / "config.json").read_text())["text_config"]
@@ -270,7 +270,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(folder: Path, target: Path, change: Any) -> Path:
-    """A copy of `folder` whose tensors went through `change`."""
+    """Copy `folder` and apply `change` to the tensors of the copy."""
     shutil.copytree(folder, target)
     tensors = load_file(target / "model.safetensors")
     change(tensors)
@@ -278,7 +278,7 @@ def changed(folder: Path, target: Path, change: Any) -> Path:
     return target
 
 
-def test_a_folder_without_a_processor_keeps_how_images_are_prepared(tmp_path: Path) -> None:
+def test_a_folder_without_a_processor_keeps_the_preprocessing(tmp_path: Path) -> None:
     model = core(preprocess={"mean": (0.1, 0.2, 0.3), "interpolation": "bicubic", "resize": "squash"})
     from_diffclip(model).save_pretrained(tmp_path)  # as the Trainer does
     assert load_transformers(tmp_path, "the model").config == model.config
@@ -286,7 +286,7 @@ def test_a_folder_without_a_processor_keeps_how_images_are_prepared(tmp_path: Pa
         diffclip.load(tmp_path)
 
 
-def test_weights_too_few_or_too_many_are_reported(folder: Path, tmp_path: Path) -> None:
+def test_missing_and_unexpected_weights_are_reported(folder: Path, tmp_path: Path) -> None:
     block = "text_model.transformer.resblocks.0.attn.qkv.bias"
     gone = {"vision_model.visual.pos_embed", "visual_projection.weight", "logit_scale", block}
     lacking = changed(folder, tmp_path / "lacking", lambda tensors: [tensors.pop(name) for name in gone])
@@ -319,7 +319,7 @@ def test_half_precision_spares_lambda(folder: Path, tmp_path: Path) -> None:
         == torch.bfloat16
     )
     near(out.image_embeds.float(), core().encode_image(PIXELS, normalize=True), 0.05)
-    # λ has lost nothing on the way through bfloat16
+    # loading in bfloat16 keeps λ exact
     exact = load_file(folder / "model.safetensors")
     name = "vision_model.visual.blocks.0.attn.lambda_q1"
     assert torch.equal(loaded.state_dict()[name], exact[name])
@@ -330,7 +330,7 @@ def test_half_precision_spares_lambda(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["DiffCLIP", "added", "sigmoid"])
-def test_new_models_start_as_the_cores_do(variant: str) -> None:
+def test_new_models_are_initialized_like_the_core(variant: str) -> None:
     options = VARIANTS[variant]
     config = from_diffclip(core(vocabulary=200, **options)).config
     drawn = []

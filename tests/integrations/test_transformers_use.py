@@ -72,7 +72,7 @@ def photo(width: int, height: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("context", [6, 77])
-def test_ids_are_ours_from_a_file_that_needs_no_code_of_ours(tmp_path: Path, context: int) -> None:
+def test_the_saved_tokenizer_gives_our_ids_without_our_code(tmp_path: Path, context: int) -> None:
     config = core(vocabulary=49408, context=context).config
     tokenizer_of(config).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -85,14 +85,14 @@ def test_ids_are_ours_from_a_file_that_needs_no_code_of_ours(tmp_path: Path, con
     assert torch.equal(made.attention_mask.sum(1), ours.argmax(1) + 1)
 
 
-def test_words_come_back_and_a_vocabulary_too_small_is_refused() -> None:
+def test_ids_decode_to_text_and_a_small_vocabulary_is_refused() -> None:
     tokenizer = tokenizer_of(core(vocabulary=49408).config)
     assert tokenizer.decode(tokenizer("A café, wow!").input_ids, skip_special_tokens=True) == "a café , wow !"
     with pytest.raises(InputError, match="vocabulary of 60 is smaller than the tokenizer's 49408"):
         tokenizer_of(core().config)
 
 
-def test_texts_are_read_at_their_end_whatever_tokens_are_added(model: CLIP) -> None:
+def test_text_features_are_taken_at_the_end_token_despite_added_tokens(model: CLIP) -> None:
     theirs, tokenizer, ours = from_diffclip(model), tokenizer_of(model.config), Tokenizer(model.config.text)
     tokenizer.add_tokens(["<new>"])
     theirs.resize_token_embeddings(len(tokenizer))
@@ -102,7 +102,7 @@ def test_texts_are_read_at_their_end_whatever_tokens_are_added(model: CLIP) -> N
     end = int((ids[0] == 49407).nonzero())
     assert torch.equal(out.pooler_output[0], out.last_hidden_state[0, end])
     near(theirs.get_text_features(ids[1:]).pooler_output, model.encode_text(ours(["a cat"])))
-    back = to_diffclip(theirs)  # whose tokenizer never gives the new id
+    back = to_diffclip(theirs)  # the core's tokenizer never gives the new id
     near(back.encode_text(ours(["a cat"])), model.encode_text(ours(["a cat"])))
     theirs.config.text_config.eos_token_id = 320
     with pytest.raises(InputError, match="takes text features at the id 320"):
@@ -131,7 +131,7 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
             preprocess_of(other, 32, "theirs")
 
 
-def test_the_loaded_processor_is_ours_with_pillow_and_near_without(folder: Path, model: CLIP) -> None:
+def test_the_loaded_processor_equals_ours_with_pillow_else_nearly(folder: Path, model: CLIP) -> None:
     ours, image = EvalTransform(16, model.config.preprocess), photo(40, 40)
     pillow = AutoProcessor.from_pretrained(folder, backend="pil")
     near(pillow(images=image, return_tensors="pt").pixel_values[0], ours(image))
@@ -140,7 +140,7 @@ def test_the_loaded_processor_is_ours_with_pillow_and_near_without(folder: Path,
     near(pixels, ours(image), 2.1 / 255 / 0.22)
 
 
-def test_zero_shot_classification_is_the_cores(folder: Path, model: CLIP) -> None:
+def test_the_zero_shot_pipeline_gives_the_cores_probabilities(folder: Path, model: CLIP) -> None:
     image, labels = photo(40, 40), ["red", "a blue dog", "!"]
     processor = image_processor_of(model.config)
     classify = pipeline("zero-shot-image-classification", model=str(folder), image_processor=processor)
@@ -175,7 +175,7 @@ def test_the_trainer_lowers_the_loss(tmp_path: Path) -> None:
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 12
     assert losses[-1] < 0.5 * losses[0]
-    # what is accumulated is a mean of the passes' losses: **kwargs does not make it a sum
+    # accumulation must average the losses of the passes: **kwargs must not make it a sum
     assert not trainer.model_accepts_loss_kwargs
     trainer.save_model(str(tmp_path / "end"))
     assert (tmp_path / "end" / "model.safetensors").is_file()

@@ -30,7 +30,7 @@ PANELS = {
 def made(
     levels: Mapping[str, float], seeds: Sequence[int] = (0, 1, 2), noise: float = 0.004, draws: int = 1
 ) -> list[Record]:
-    """Records of models whose values lie around `levels`, on tasks as a suite has them."""
+    """Records of models whose values are close to `levels`, on the tasks of a suite."""
     found = []
     for model, level in levels.items():
         for seed in seeds:
@@ -43,7 +43,7 @@ def made(
 
 
 def measures(draws: int) -> list[tuple[str, str, str, float, dict[str, Any]]]:
-    """Task, set, metric, difference to a model's level and further facts of each record of one model."""
+    """Task, set, metric, difference from the model's level and further fields of each record of one model."""
     found: list[tuple[str, str, str, float, dict[str, Any]]] = []
     for name in SETS:
         probe = "mean_per_class_recall" if name == "caltech101" else "acc1"
@@ -81,7 +81,7 @@ def results_from(records: Sequence[Record], *curves: Any) -> Results:
 
 
 def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] = (0, 1, 2)) -> Path:
-    """A study's folder as `diffclip study` leaves it, with a validation score by model."""
+    """Write a study folder as `diffclip study` leaves it, with a validation score per run."""
     records = made(levels, seeds)
     for model, level in levels.items():
         for seed in seeds:

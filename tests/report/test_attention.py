@@ -1,4 +1,4 @@
-"""Figures of attention: one scale for all maps, and every text where it belongs."""
+"""Figures of attention: one scale for all maps, and all texts inside the figure."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def words(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize(("size", "resize"), [((90, 61), None), ((50, 200), 40), ((90, 61), "squash")])
-def test_the_visible_part_is_what_the_model_is_given(size: tuple[int, int], resize: int | str | None) -> None:
+def test_visible_part_equals_the_model_input(size: tuple[int, int], resize: int | str | None) -> None:
     x, y = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
     image = Image.fromarray(np.stack([x, y, 255 - x], -1).astype(np.uint8))
     preprocess = EvalTransform(32, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1), resize=resize))
     given = 255 * preprocess(image).permute(1, 2, 0).numpy()
     seen = np.asarray(visible_part(image, preprocess, 32))
-    # the crop of whole pixels is up to half a pixel of the small image away
+    # a crop of whole pixels may be off by up to half a pixel of the small image
     assert np.abs(seen - given).max() < 0.75 * 255 / 32
 
 
-def test_weak_relevance_looks_weak() -> None:
+def test_weak_relevance_is_drawn_on_the_smallest_scale() -> None:
     assert scale_of([np.full((4, 4), 0.003)], RELEVANCE_FLOOR).limit == RELEVANCE_FLOOR
 
 
 @pytest.mark.parametrize("texts", [1, 2])
-def test_one_image_has_a_row_per_model_and_says_what_it_shows(texts: int) -> None:
+def test_figure_of_one_image_has_a_row_per_model_and_its_labels(texts: int) -> None:
     found = {name: attended(1, texts) for name in ("CLIP", "DiffCLIP")}
     asked = [f"text {number}" for number in range(texts)]
     view = View(layers="2").resolved(asked)
@@ -72,7 +72,7 @@ def test_one_image_has_a_row_per_model_and_says_what_it_shows(texts: int) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-def test_no_text_leaves_the_figure_and_odd_letters_are_drawn() -> None:
+def test_texts_stay_inside_the_figure_and_odd_letters_are_escaped() -> None:
     odd = "a\udcff\n\u202eb"
     cell = Cell(GRAY, np.eye(5), LONG, f"{LONG}\n{odd}")
     figure = grid_figure([[Cell(GRAY, title="image"), cell, cell]] * 2, LONG, [LONG, "CLIP"])
@@ -99,7 +99,7 @@ def images(figure):
     return sum(len(axes.images) for axes in figure.axes)
 
 
-def test_each_image_with_rank_cosine_and_name_and_a_hit_may_be_gone(hits, tmp_path):
+def test_search_sheet_shows_rank_cosine_and_name_even_without_a_file(hits, tmp_path):
     figure = search_sheet("two dogs on a beach", hits(5), "9 images in photos, by CLIP")
     assert figure.get_suptitle() == "“two dogs on a beach”"
     assert figure.get_supxlabel() == "9 images in photos, by CLIP"

@@ -31,7 +31,7 @@ def compared(records, *curves):
     return results, compare(results, headlines(results.records), contrasts_of(results))
 
 
-def test_a_row_is_what_the_statistics_say_of_its_measure():
+def test_row_equals_the_statistics_of_its_measure():
     results, found = compared(made({"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-vision": 0.41}))
     row = found[found["model"] == "DiffCLIP"].iloc[0]
     values = values_of(results.records)
@@ -46,7 +46,7 @@ def test_a_row_is_what_the_statistics_say_of_its_measure():
 def test_a_real_difference_is_better_and_equal_models_are_equivalent():
     results, found = compared(made({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002))
     assert set(found["verdict"]) == {"better"}
-    # a difference between scores that are not above chance says so, and has no color
+    # the verdict on scores that are not above chance says so, and has no color
     pairs = found[found["panel"] == "mmvp"].iloc[0]
     assert pairs["base_value"] < pairs["model_value"] < pairs["chance"]
     assert verdict_text(pairs) == "better (neither shown above chance)"
@@ -71,11 +71,11 @@ def test_a_larger_value_is_not_always_better(metric, word):
     results = results_from(records)
     found = compare(results, list(results.records["measure"].unique()), contrasts_of(results))
     assert found["verdict"].tolist() == [word]
-    # 0.2 and 0.4 are below a chance of 0.5, where an attack is better than chance and entropy says nothing
+    # these records have no chance level, so the verdict says nothing about chance
     assert verdict_text(found.iloc[0]) == word
 
 
-def test_one_run_decides_nothing():
+def test_one_run_per_model_gives_no_verdict():
     results, found = compared(made({"CLIP": 0.2, "DiffCLIP": 0.6}, seeds=(0,)))
     assert set(found["verdict"]) == {"one run"}
     assert found["p"].isna().all()
@@ -102,11 +102,11 @@ def test_a_study_has_one_primary_endpoint(tmp_path):
     partial = compare(going, [measure, *headlines(results.records)[:1]], [pair])
     assert headline(going, partial).endswith("3 seeds, 2 runs to come): unfinished.")
     assert comparison_table(going, partial, "").frame["verdict"][0] == "unfinished"
-    results.study["primary"]["alone"] = False  # the endpoint is over several studies
+    results.study["primary"]["alone"] = False  # the endpoint spans several studies
     assert not compare(results, [measure], [pair])["primary"].any()
 
 
-def test_values_are_those_of_the_seeds_that_both_have():
+def test_values_are_means_over_the_seeds_that_both_models_have():
     records = made({"CLIP": 0.4, "DiffCLIP": 0.45}, noise=0.02)
     fewer = [record for record in records if (record.model, record.seed) != ("CLIP", 0)]
     results, found = compared(fewer)
@@ -116,7 +116,7 @@ def test_values_are_those_of_the_seeds_that_both_have():
     assert comparison_table(results, some, "").frame["seeds"][:2].tolist() == ["2", "3"]
 
 
-def test_settings_of_several_seeds_are_compared_each_with_its_own_clip():
+def test_models_of_each_setting_are_compared_with_the_clip_of_it():
     records = [
         record.model_copy(update={"weights": f"{rate}/{record.model}-s{record.seed}/checkpoints/best"})
         for rate, level in (("low", 0.4), ("high", 0.5))
@@ -128,13 +128,13 @@ def test_settings_of_several_seeds_are_compared_each_with_its_own_clip():
     assert set(found["seeds"]) == {3}
 
 
-def test_runs_with_a_recipes_name_in_front_are_compared():
+def test_models_with_a_recipe_name_as_prefix_are_compared():
     models = {f"flickr8k_cpu-{name}": level for name, level in {"CLIP": 0.2, "DiffCLIP-vision": 0.3}.items()}
     found = compared(made(models))[1]
     assert set(found["model"] + " " + found["against"]) == {"flickr8k_cpu-DiffCLIP-vision flickr8k_cpu-CLIP"}
 
 
-def test_models_of_other_training_data_are_not_compared():
+def test_models_with_different_training_data_are_not_compared():
     records = [
         record.model_copy(update={"weights": f"{name}-{data}.pt"})
         for data, level in (("cc3m", 0.2), ("cc12m", 0.4))
@@ -155,7 +155,7 @@ def test_without_a_clip_nothing_is_compared():
     assert "there is no CLIP to compare with" in headline(results, found)
 
 
-def test_claims_and_gains_are_against_the_clip_of_the_models_size(monkeypatch):
+def test_claims_and_gains_are_against_the_clip_of_the_same_size(monkeypatch):
     levels = {"CLIP-ViT-B-16": 0.6, "CLIP-ViT-S-16": 0.5, "DiffCLIP-ViT-S-16": 0.53}
     results = results_from(made(levels, noise=0.001))
     judged = []
@@ -170,7 +170,7 @@ def test_claims_and_gains_are_against_the_clip_of_the_models_size(monkeypatch):
     assert "(+3." in rows.loc["DiffCLIP-ViT-S-16, few-shot", "average"]
 
 
-def test_the_terminals_difference_is_over_all_draws(monkeypatch, capsys):
+def test_terminal_table_shows_the_difference_over_all_draws(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "140")
     facts = {"CLIP": [0.25, 0.75], "DiffCLIP": [0.5, 0.5]}
     records, outcomes = [], {}
@@ -178,7 +178,7 @@ def test_the_terminals_difference_is_over_all_draws(monkeypatch, capsys):
         about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
         for draw, value in enumerate(values):
             records.append(one(about, "few-shot", "cifar10", "acc1", value, draw=draw))
-            # episodes of other images in each draw, the same for both models
+            # each draw has episodes of other images, which both models share
             clusters = np.random.default_rng(draw).integers(0, 50, 100)
             hits = (np.arange(100) < 100 * value).astype(float)
             outcomes[outcome_key(records[-1])] = Outcomes(hits, clusters)

@@ -1,4 +1,4 @@
-"""Records sorted into measures and models, and the names that people read."""
+"""Records grouped into measures and models, and their display names."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NOISY = {"corruption": "noise", "severity": 3}
         (("zero-shot", "cifar10", "acc1"), NOISY, "zero-shot top-1, CIFAR-10, noise 3"),
     ],
 )
-def test_measures_have_names_that_people_use(fields, facts, label):
+def test_measures_have_readable_labels(fields, facts, label):
     assert measure_label(one(ABOUT, *fields, 0.5, **facts).model_dump()) == label
 
 
-def test_one_size_of_attacks_is_the_headline_and_a_baseline_is_that_of_no_page():
+def test_headlines_have_one_attack_size_and_blind_pope_comes_last():
     sizes = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
     made = [one(ABOUT, "robustness", "cifar10", "adversarial_accuracy", 0.5, epsilon=size) for size in sizes]
     results = results_from(made)
@@ -54,20 +54,20 @@ def test_draws_are_averaged_within_a_seed():
     assert mean == pytest.approx(few["value"].mean())
 
 
-def test_every_task_has_a_headline_and_averages_stand_for_their_sets():
+def test_every_task_has_a_headline_and_averages_replace_their_sets():
     results = results_from(made({"CLIP": 0.4, "DiffCLIP": 0.4}))
     fields = measures_of(results.records).loc[headlines(results.records)]
     assert list(fields["task"]) == ["six-tasks"] * 6 + ["mmvp", "focus"]
     single = results.records[results.records["task"] != "six-tasks"]
     tasks = set(measures_of(single).loc[headlines(single), "task"])
     assert tasks == {"zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "focus", "out-of-domain"}
-    # corrupted images are the headline where there are no others
+    # corrupted images are the headline if there are no others
     noisy, plain = (one(ABOUT, "zero-shot", "cifar10", "acc1", 0.5, **facts) for facts in (NOISY, {}))
     for records, headline in (([noisy], 0), ([noisy, plain], 1)):
         assert headlines(results_from(records).records) == [headline]
 
 
-def test_models_with_averages_over_other_sets_are_compared_on_the_sets_that_they_share():
+def test_single_sets_replace_averages_over_different_sets():
     records = []
     for model, own in (("CLIP", "caltech101"), ("DiffCLIP", "pets")):
         about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
@@ -83,7 +83,7 @@ def test_models_with_averages_over_other_sets_are_compared_on_the_sets_that_they
     ]
 
 
-def test_labels_tell_splits_and_templates_where_there_are_several():
+def test_labels_name_splits_and_templates_if_there_are_several():
     facts = [{}, {"split": "val"}, {"templates": 7}, {"templates": 80}]
     sets = ("flickr8k", "flickr8k", "imagenet1k", "imagenet1k")
     tasks = [("retrieval", "mean_recall")] * 2 + [("zero-shot", "acc1")] * 2
@@ -103,7 +103,7 @@ def test_labels_tell_splits_and_templates_where_there_are_several():
     assert list(labels) == ["Zero-shot, 7 templates", "Zero-shot"]
 
 
-def test_weights_of_one_name_are_told_apart_and_a_record_given_twice_counts_once():
+def test_equal_model_names_get_suffixes_and_equal_records_count_once():
     first, second = made({"CLIP": 0.4}, seeds=(0,)), made({"CLIP": 0.4}, seeds=(0,))
     assert results_from(first + first).models == ["CLIP"]
     assert len(results_from(first + first).records) == len(first)
@@ -127,13 +127,13 @@ def test_two_studies_are_not_merged(tmp_path):
             read_results(paths)
 
 
-def test_the_last_checkpoint_of_a_followed_training_counts():
+def test_only_the_last_checkpoint_of_a_run_counts():
     course = [one(ABOUT, "zero-shot", "cifar10", "acc1", 0.01 * step, steps=step) for step in (10, 20, 30)]
     results = results_from(course)
     assert results.records["value"].tolist() == [0.3]
 
 
-def test_models_come_with_clip_first_and_numbers_are_written_for_readers():
+def test_models_are_sorted_with_clip_first_and_numbers_formatted():
     names = ["DiffCLIP-vision-ViT-B-16", "mine", "DiffCLIP", "CLIP", "DiffCLIP-no-norm"]
     assert in_order(names) == ["CLIP", "DiffCLIP", "DiffCLIP-vision-ViT-B-16", "DiffCLIP-no-norm", "mine"]
     assert percent(0.4832) == "48.3"

@@ -1,4 +1,4 @@
-"""Pages, Markdown files, figures and tables of results, and run folders read back while they go and afterwards."""
+"""Pages, Markdown files, figures and tables of results, and run folders read during and after training."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def report(study):
 
 
 def text_of(page) -> str:
-    """The page without its style and images."""
+    """The text of a page, without tags, style and images."""
     text = re.sub(r"<style>.*?</style>|src=\"data:[^\"]*\"", "", page.read_text("utf-8"), flags=re.DOTALL)
     return " ".join(re.sub(r"<[^>]+>", " ", text).split())
 
 
-def test_the_page_of_a_study_is_headline_forest_table_and_the_rest_folded(report, tmp_path):
+def test_study_page_has_headline_forest_and_table_and_folds_the_rest(report, tmp_path):
     page = write_page(tmp_path / "page.html", report, command="diffclip report study")
     source, text = page.read_text("utf-8"), text_of(page)
     assert "DiffCLIP − CLIP on validation score, Flickr8k, the primary endpoint: +1." in text
@@ -64,7 +64,7 @@ def test_the_page_of_a_study_is_headline_forest_table_and_the_rest_folded(report
     assert "diffclip report study" in text
 
 
-def test_one_run_a_model_has_no_verdict_no_color_and_no_p(tmp_path):
+def test_one_run_per_model_has_no_verdict_no_color_and_no_p(tmp_path):
     write_records(tmp_path / "results.jsonl", made(LEVELS, seeds=(0,)))
     page = write_report([tmp_path / "results.jsonl"], tmp_path / "page.html")
     text = text_of(page)
@@ -95,7 +95,7 @@ def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
     assert all(Image.open(path).format == "PNG" for path in written[1:])
 
 
-def test_the_printed_numbers_agree_with_each_other():
+def test_averages_printed_in_the_paper_match_its_values():
     for rows in paper_numbers()["tables"].values():
         for row in rows:
             assert row["values"].keys() == rows[0]["values"].keys()
@@ -103,7 +103,7 @@ def test_the_printed_numbers_agree_with_each_other():
             assert average == pytest.approx(sum(values) / len(values), abs=0.11)
 
 
-def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
+def test_paper_tables_have_rows_of_the_paper_beside_ours(tmp_path):
     results = results_from(made(LEVELS, draws=3))
     tables = {table.name: table for table in paper_tables(results, printed=True)}
     assert list(tables) == ["classification", "retrieval", "linear_probe_spread", "few_shot_spread"]
@@ -114,7 +114,7 @@ def test_the_papers_tables_have_its_rows_beside_ours(tmp_path):
     spread = tables["linear_probe_spread"].frame
     assert "±" in spread.iloc[0]["Caltech-101"]
     assert "other data" not in tables["classification"].note
-    # of a set with a validation split nothing is drawn
+    # a set with a validation split has no draws
     drawn = [record for record in made(LEVELS, draws=3) if record.dataset != "caltech101"]
     whole = [one.model_copy(update={"draw": None}) for one in made(LEVELS) if one.dataset == "caltech101"]
     tables = {table.name: table for table in paper_tables(results_from(whole + drawn))}
@@ -145,7 +145,7 @@ def test_the_claims_of_section_4_6_are_judged(study):
     assert table[table["task"] == "parameters"]["difference"].item() == "+0.1000 %"
 
 
-def test_a_run_has_a_page_of_its_own_while_it_goes(tmp_path):
+def test_unfinished_run_has_a_report_page(tmp_path):
     run = make_run(tmp_path / "DiffCLIP-s0", evaluated=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "lo')
@@ -168,13 +168,13 @@ def about(run, **start):
         ({"steps": 80}, 0, "going"),
     ],
 )
-def test_a_run_goes_has_stopped_or_is_finished(tmp_path, start, silent, state):
+def test_run_state_is_finished_stopped_or_going(tmp_path, start, silent, state):
     run = make_run(tmp_path / "run")
     about(run, **start)
     assert read_run(run).state(time.time() + silent) == state
 
 
-def test_the_facts_tell_progress_machine_and_starts(tmp_path):
+def test_run_facts_have_progress_rate_machine_and_command(tmp_path):
     run = make_run(tmp_path / "run")
     about(run, steps=80, command="diffclip train x", machine={"name": "node1"}, gpus=[{"name": "H200"}] * 2)
     facts = dict(run_facts(read_run(run)))

@@ -77,8 +77,8 @@ def test_a_shift_keeps_geometry_and_labels(style):
             assert not set(words) & {*COLORS, *TEXTURES, "sand", "grass", "sky", "wood", "stone", "paper"}
 
 
-def test_scenes_are_what_they_were():
-    """A change here needs another FORMAT in scenes/write.py, so that folders drawn before are not reused."""
+def test_scenes_match_the_recorded_hash_and_means():
+    """A change of these values needs a higher FORMAT in scenes/write.py, so that older folders are not reused."""
     scenes = [
         draw_scene(index, split=split, seed=3, style=style, size=32)
         for split in ("train", "val", "test")
@@ -131,13 +131,13 @@ def test_a_pair_differs_in_one_thing_and_either_image_may_come_first(pattern):
 
 
 def area(image, color):
-    """The number of pixels that could be of a named color, shading included."""
+    """Count the pixels that may have a named color, including its shades."""
     ratio = image.astype(float) / np.maximum(np.array(COLORS[color], float), 1)
     mean = ratio.mean(axis=-1)
     return ((np.abs(ratio - mean[..., None]).max(axis=-1) < 0.12) & (mean > 0.5)).sum()
 
 
-def test_more_is_more_and_near_is_larger():
+def test_more_and_nearer_objects_cover_more_pixels():
     for index in range(30):
         for pattern in ("Quantity and Count", "Viewpoint and Perspective"):
             pair = minimal_pair(pattern, index)

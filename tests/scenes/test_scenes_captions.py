@@ -1,4 +1,4 @@
-"""Every caption is read back by a grammar of its own and held against the objects' attributes."""
+"""Every caption is parsed with an independent grammar and compared with the objects' attributes."""
 
 import re
 from collections import Counter
@@ -9,7 +9,7 @@ from diffclip.scenes import BACKGROUNDS, COLORS, SHAPES, draw_scene
 
 COUNTS = {"a": 1, "an": 1, "one": 1, "a single": 1, "just one": 1, "two": 2, "three": 3, "four": 4}
 PLURALS = {("crosses" if shape == "cross" else shape + "s"): shape for shape in SHAPES}
-# the detail that a word before or after the noun tells of; None: that there is none
+# the detail that a word before or after the noun names; None: the object has no detail
 BEFORE = {word: word for word in ("glowing", "hollow", "half-filled", "cracked", "thin")}
 BEFORE |= dict.fromkeys(("solid", "completely filled", "unbroken", "closed", "thick"))
 AFTER = {f"with {word}": word for word in ("four points", "eight points", "four petals", "rounded corners")}
@@ -52,7 +52,7 @@ THING = re.compile(
 )
 GROUNDS = {phrase: name for name, entry in BACKGROUNDS.items() for phrase in entry.phrases}
 GROUND = re.compile(rf"\b({any_of(GROUNDS)})\b")
-# captions in which each thing is an X and the ground a G
+# captions with each object replaced by X and the background by G
 FORM = re.compile(
     r"(a picture of |a drawing of |a picture with |there (is|are) )?"
     rf"(X (?P<relation>{any_of(RELATIONS)}) X|X(, X)*( and X)?)( G)?"
@@ -97,7 +97,7 @@ def check_place(scene, thing, place):
 
 
 def check_thing(scene, match):
-    """One noun phrase: its words, its grammar, and that it counts exactly what it could mean."""
+    """Check a noun phrase: its words, its grammar, and that its count is the number of objects it matches."""
     text, said = match.group(), match.groupdict()
     count = COUNTS[said["count"]]
     assert (said["noun"] in PLURALS) == (count > 1), text
@@ -142,7 +142,7 @@ def check(scene, caption):
 
 
 @pytest.mark.parametrize(("style", "count"), [("plain", 600), ("sketch", 200)])
-def test_every_caption_is_true_and_grammatical_and_most_are_new(style, count):
+def test_captions_are_true_and_grammatical_and_mostly_distinct(style, count):
     captions = set()
     for index in range(count):
         scene = draw_scene(index, split="test", size=32, style=style)

@@ -97,7 +97,7 @@ def test_classes_follow_the_layout(folder, name, split, classes):
     assert lines(root / "zeroshot_classification_templates.txt") == templates
 
 
-def test_distractors_come_into_every_folder_of_shards(folder, tmp_path):
+def test_distractors_change_only_the_images_in_every_folder(folder, tmp_path):
     cluttered_folder = tmp_path / "cluttered"
     write_scenes(cluttered_folder, **SETTINGS, distractors=3)
     for name in ("captions", "shapes", "colours", "counts", "shapes-sketch"):
@@ -108,7 +108,7 @@ def test_distractors_come_into_every_folder_of_shards(folder, tmp_path):
         write_scenes(cluttered_folder, **SETTINGS)
 
 
-def test_the_same_settings_reuse_and_others_refuse(folder):
+def test_same_settings_reuse_a_folder_and_others_are_refused(folder):
     before = contents(folder)
     assert not write_scenes(folder, **SETTINGS)
     assert contents(folder) == before
@@ -117,7 +117,7 @@ def test_the_same_settings_reuse_and_others_refuse(folder):
     assert contents(folder) == before
 
 
-def test_processes_and_kills_change_no_byte(folder, tmp_path):
+def test_workers_and_kills_do_not_change_the_files(folder, tmp_path):
     class Killed(BaseException):
         pass
 
@@ -139,7 +139,7 @@ def test_processes_and_kills_change_no_byte(folder, tmp_path):
     assert contents(target) == contents(folder), "a lost file is drawn again"
 
 
-def test_processes_that_want_the_same_set_wait_for_one_another(folder, tmp_path):
+def test_concurrent_processes_draw_the_same_set_once(folder, tmp_path):
     context = multiprocessing.get_context("fork")
     drawn = context.SimpleQueue()
 
@@ -169,7 +169,7 @@ def test_scenes_need_no_torch():
         ({}, r"holds other things \(captions\)"),
     ],
 )
-def test_what_is_refused_writes_nothing(tmp_path, setting, message):
+def test_refused_settings_write_nothing(tmp_path, setting, message):
     (tmp_path / "captions").mkdir()
     with pytest.raises(InputError, match=message):
         write_scenes(tmp_path, **(SETTINGS | setting))

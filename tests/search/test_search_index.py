@@ -1,4 +1,4 @@
-"""A folder's index: kept up to date, searched while it grows, whole after a kill at any moment."""
+"""The index of a folder: updates, searches while it grows, and recovery after a kill at any moment."""
 
 import os
 import random
@@ -47,7 +47,7 @@ def index(folder, loaded):
 
 
 def exact(loaded, query, files):
-    """Path → cosine, best first, in float32 without an index."""
+    """Return path → cosine, best first, in float32 without an index."""
     with evaluating(loaded.model):
         images = torch.stack([loaded.preprocess(read_image(file)) for file in files])
         scores = (embed_images(loaded.model, images) @ query[0]).tolist()
@@ -60,7 +60,7 @@ def agrees(hits, wanted):
 
 
 def check(index, loaded, folder):
-    """The whole folder, by a text and by an image, is ranked as without an index."""
+    """Check that searches by text and by image rank the whole folder as without an index."""
     files = [path.resolve() for path in find_images([folder])]
     with evaluating(loaded.model):
         text = embed_texts(loaded.model, loaded.tokenizer, ["a red square"])
@@ -74,7 +74,7 @@ def check(index, loaded, folder):
     assert len(index) == len(files)
 
 
-def test_new_changed_deleted_renamed(index, folder, loaded):
+def test_update_finds_new_changed_deleted_and_renamed_files(index, folder, loaded):
     assert index.search_text("anything", 3) == []
     assert index.update(batch_size=5) == Update(12, 0, 0, [], 12)
     check(index, loaded, folder)
@@ -109,7 +109,7 @@ def test_files_are_read_again_only_when_they_change(index, folder, loaded, monke
     assert (done.changed, done.removed, [fault.name for fault in done.faults]) == (1, 1, ["text.jpg"])
 
 
-def test_a_file_that_the_system_does_not_let_us_read_is_tried_again(index, folder, monkeypatch):
+def test_file_that_cannot_be_opened_is_tried_again(index, folder, monkeypatch):
     original = diffclip.search.index.read_image
 
     def refused(path, name=None):
@@ -122,7 +122,7 @@ def test_a_file_that_the_system_does_not_let_us_read_is_tried_again(index, folde
     assert index.update().total == 12
 
 
-def test_a_link_to_nowhere_is_told_until_it_leads_somewhere(index, folder, tmp_path):
+def test_broken_link_is_reported_until_its_target_exists(index, folder, tmp_path):
     (folder / "gone.png").symlink_to(tmp_path / "unmounted" / "gone.png")
     for added in (12, 0):
         done = index.update()
@@ -131,7 +131,7 @@ def test_a_link_to_nowhere_is_told_until_it_leads_somewhere(index, folder, tmp_p
     assert index.update() == Update(0, 1, 0, [], 13)
 
 
-def test_faiss_finds_the_same(index, folder, loaded, monkeypatch):
+def test_faiss_finds_the_same_images(index, folder, loaded, monkeypatch):
     pytest.importorskip("faiss")
     index.update()
     without = index.search_text("a red square", 5)
@@ -141,7 +141,7 @@ def test_faiss_finds_the_same(index, folder, loaded, monkeypatch):
     check(index, loaded, folder)
 
 
-def test_each_model_preparation_and_folder_has_its_own_index(index, folder, loaded, save_model, tmp_path):
+def test_each_model_preprocessing_and_folder_has_its_own_index(index, folder, loaded, save_model, tmp_path):
     index.update()
     other = load_for_use(str(save_model(tmp_path / "other", seed=3)))
     larger = load_for_use(loaded.weights, image_size=24)
@@ -161,7 +161,7 @@ def test_each_model_preparation_and_folder_has_its_own_index(index, folder, load
         ImageIndex(tmp_path / "second", loaded, index.place)
 
 
-def test_a_folder_that_has_lost_all_its_images_leaves_the_index(index, folder, tmp_path):
+def test_index_is_kept_if_the_folder_loses_all_its_images(index, folder, tmp_path):
     index.update()
     folder.rename(tmp_path / "unmounted")
     folder.mkdir()
@@ -175,7 +175,7 @@ def test_a_folder_that_has_lost_all_its_images_leaves_the_index(index, folder, t
     assert index.update() == Update(0, 0, 0, [], 12)
 
 
-def test_another_thread_searches_what_is_saved_so_far_and_a_stop_keeps_it(index, folder, loaded, monkeypatch):
+def test_threads_search_saved_images_and_an_interrupt_keeps_them(index, folder, loaded, monkeypatch):
     monkeypatch.setattr(diffclip.search.index, "_SAVE_SECONDS", 0.0)  # after every batch
     monkeypatch.setattr(diffclip.search.index, "_SAVE_SHARE", 1e9)
     counts = []
@@ -205,7 +205,7 @@ def test_another_thread_searches_what_is_saved_so_far_and_a_stop_keeps_it(index,
         (lambda place: np.save(next(place.glob("*.npy")), np.zeros((3, 4), np.float16)), "12 images, but"),
     ],
 )
-def test_a_damaged_index_is_one_line(index, folder, loaded, damage, line):
+def test_damaged_index_is_refused_with_advice_to_remove_it(index, folder, loaded, damage, line):
     index.update()
     damage(index.place)
     with pytest.raises(InputError, match=line) as caught:
@@ -213,7 +213,7 @@ def test_a_damaged_index_is_one_line(index, folder, loaded, damage, line):
     assert "remove" in str(caught.value)
 
 
-def test_images_jsonl_of_another_program_is_no_index(folder, loaded, tmp_path):
+def test_images_jsonl_of_another_program_is_refused(folder, loaded, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "images.jsonl").write_text('{"image": "a.jpg"}\n')
     with pytest.raises(InputError, match="mine holds other files"):
@@ -226,7 +226,7 @@ def update(folder, loaded, place, workers):
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_it_goes_on_and_finds_the_same(loaded, tmp_path):
+def test_update_resumes_after_repeated_kills_with_the_same_results(loaded, tmp_path):
     folder, place, chance, count = tmp_path / "many", tmp_path / "killed", random.Random(0), 150
     for number in range(count):
         draw(folder / f"{number % 7}" / f"{number:03d}.png", number)

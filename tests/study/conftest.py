@@ -1,4 +1,4 @@
-"""Drawn images that stand for the sets of the suite `brief`, and the file of a tiny study."""
+"""Scenes in place of the sets of the suite `brief`, and the file of a tiny study."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes the study with changes of whole keys, and its recipe, in the folder that is the working folder then."""
+    """Change to `tmp_path`; return a function that writes the recipe and the study, with whole keys replaced."""
     monkeypatch.chdir(tmp_path)
 
     def write(**changes: Any) -> Path:
@@ -39,8 +39,8 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 @pytest.fixture
 def diffclip_study(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`diffclip study FILE …` on that data, with runs and results below `tmp_path`."""
-    monkeypatch.setattr("diffclip.study.grid._TIMING", {"cpu": 0.0})  # three rounds
+    """Return a function that runs `diffclip study FILE …` on `data`, with runs and results in `tmp_path`."""
+    monkeypatch.setattr("diffclip.study.grid._TIMING", {"cpu": 0.0})  # the minimum of three rounds
 
     def call(file: Path | str, *more: object) -> Any:
         folders = ("--data", data, "--runs", tmp_path / "runs", "--output", tmp_path / "out")

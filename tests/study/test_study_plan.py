@@ -1,4 +1,4 @@
-"""The file of a study, which runs it has in which order and with which settings; and the dry run that tells it."""
+"""The file of a study, its runs with their order and settings, and the dry run that prints them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ from diffclip.training.recipe import read_recipe
 SLOW, FAST = {"lr": 0.125, "weight_decay": 0.0}, {"lr": 0.25, "weight_decay": 0.5}
 
 
-def test_runs_come_seed_by_seed_with_the_settings_of_their_kind(study_file: Callable[..., Path]) -> None:
+def test_runs_are_ordered_by_seed_with_the_settings_of_their_kind(study_file: Callable[..., Path]) -> None:
     as_diffclip = {"change": {"model": "CLIP"}, "settings": "DiffCLIP"}
     ablations = {**ABLATIONS, "arms": {**ABLATIONS["arms"], "as-DiffCLIP": as_diffclip}}  # type: ignore[dict-item]
     runs = grid_runs(read_study(study_file(ablations=ablations)), {"CLIP": FAST, "DiffCLIP": SLOW})
@@ -45,7 +45,7 @@ def test_runs_come_seed_by_seed_with_the_settings_of_their_kind(study_file: Call
     assert (runs[-1].recipe.model, runs[-1].recipe.seed) == ("CLIP", 0)
 
 
-def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(study_file, tmp_path: Path) -> None:
+def test_sweep_chooses_settings_of_each_arm_by_the_mean_over_seeds(study_file, tmp_path: Path) -> None:
     arms = ["CLIP", "DiffCLIP", "DiffCLIP-no-norm"]
     sweep = {"lr": [1e-3, 2e-3, 4e-3], "weight_decay": [0.1], "seeds": [100, 101], "arms": arms}
     study = read_study(study_file(sweep=sweep, ablations=ABLATIONS))
@@ -65,7 +65,7 @@ def test_any_arm_is_swept_and_chosen_for_by_the_mean_over_seeds(study_file, tmp_
         choose(study, StudyFolder(tmp_path).runs)
 
 
-def test_runs_are_measured_without_a_set_that_nothing_downloads(study_file, tmp_path: Path) -> None:
+def test_missing_set_without_a_download_is_left_out_of_the_suite(study_file, tmp_path: Path) -> None:
     study = read_study(study_file(models={**STUDY["models"], "suite": "study"}))
     place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
     entries = entries_of(study, GROUPS)
@@ -77,7 +77,7 @@ def test_runs_are_measured_without_a_set_that_nothing_downloads(study_file, tmp_
     assert place.entries(study, run) == entries
 
 
-def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file, tmp_path) -> None:
+def test_finished_run_is_recognized_by_settings_not_by_data_folder(study_file, tmp_path) -> None:
     study = read_study(study_file(sweep=None))
     run = plan(study, {})[0][0]
     lines = {run.name: {"recipe": run.digest}}
@@ -93,7 +93,7 @@ def test_a_run_is_finished_with_its_settings_wherever_its_data_lies(study_file, 
     assert not plan(read_study(study_file(sweep=None, change={"epochs": 9})), {})[0][0].is_finished(lines)
 
 
-def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(study_file, tmp_path) -> None:
+def test_folder_of_another_study_is_refused_with_the_differing_key(study_file, tmp_path) -> None:
     out = tmp_path / "out"
     StudyFolder(out).claim(read_study(study_file()))
     more = {**STUDY["models"], "seeds": [0, 1, 2]}  # type: ignore[dict-item]
@@ -117,7 +117,7 @@ def test_a_folder_of_another_study_is_refused_with_the_key_and_the_way_out(study
         StudyFolder(out).check(read_study(study_file()))
 
 
-def test_a_gpu_holds_all_runs_that_share_it(study_file, monkeypatch) -> None:
+def test_memory_of_a_gpu_limits_the_number_of_workers(study_file, monkeypatch) -> None:
     recipe = read_study(study_file()).recipes["DiffCLIP"]
     needed = plan_run(recipe)["memory"]["total"]
     gpu = SimpleNamespace(total_memory=3.5 * needed / 0.9)
@@ -126,7 +126,7 @@ def test_a_gpu_holds_all_runs_that_share_it(study_file, monkeypatch) -> None:
     assert (usual_workers("cuda", [recipe]), usual_workers("cpu", [recipe])) == (3, 1)
 
 
-def test_averages_of_all_runs_are_of_one_version_of_the_code(tmp_path: Path) -> None:
+def test_adding_a_run_recomputes_the_averages_of_all_runs(tmp_path: Path) -> None:
     fields = {"task": "retrieval", "dataset": "flickr8k", "split": "val[500:]", "count": 500, "protocol": ""}
     fields |= {"metric": "image_retrieval_recall@5", "value": 0.1, "low": 0.0, "high": 0.2, "model": "CLIP"}
     first, second = (Record.model_validate(fields | {"seed": n, "weights": f"s{n}"}) for n in (0, 1))
@@ -138,7 +138,7 @@ def test_averages_of_all_runs_are_of_one_version_of_the_code(tmp_path: Path) -> 
     assert [(one.seed, one.of) for one in averages] == [(n, ("flickr8k, val[500:]",)) for n in (0, 1)]
 
 
-def test_a_dry_run_tells_runs_time_and_detectable_difference(study_file, diffclip_study, tmp_path) -> None:
+def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip_study, tmp_path) -> None:
     file = study_file(sweep=None)
     ended = diffclip_study(file, "--workers", 2, "--dry-run")
     assert ended.returncode == 0, ended.stderr
@@ -161,7 +161,7 @@ def test_a_dry_run_tells_runs_time_and_detectable_difference(study_file, diffcli
     assert f"6 seeds find a difference of {100 * least:.2f} points" in ended.stdout
 
 
-def test_a_dry_run_knows_the_variance_of_the_sweep_until_the_models_tell_theirs(
+def test_dry_run_uses_the_sweeps_variance_until_two_arms_have_two_seeds(
     study_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = read_study(study_file(sweep={"lr": [1e-3], "weight_decay": [0.1], "seeds": [100, 101]}))
@@ -171,7 +171,7 @@ def test_a_dry_run_knows_the_variance_of_the_sweep_until_the_models_tell_theirs(
     fields = {"model": "CLIP", "weights": "", "seed": 0, "split": "val", "protocol": "", "count": 8}
     fields |= {"task": "validation", "dataset": "flickr8k", "metric": "score"}
     write_records(place.output / "results.jsonl", [Record(**fields, value=0.4, low=None, high=None)])
-    # then both seeds of one arm
+    # finish both seeds of one arm
     for run in plan(study, StudyFolder(place.output).runs)[0][4::2]:
         show_plan(study, place, GROUPS, None)
         assert "seeds vary by 1.00 points" in capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_a_dry_run_knows_the_variance_of_the_sweep_until_the_models_tell_theirs(
     assert "seeds vary by 1.00 points" in capsys.readouterr().out
 
 
-def test_the_committed_study_is_finished_and_tells_its_power() -> None:
+def test_committed_study_is_finished_with_the_chosen_settings() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "results" / "study_cpu"
     study = read_study(folder / "study.yaml")
     lines = StudyFolder(folder).runs
@@ -190,7 +190,7 @@ def test_the_committed_study_is_finished_and_tells_its_power() -> None:
 
 
 @pytest.mark.parametrize("name", ["study_a", "study_b", "study_a_gpu", "study_b_gpu", "study_cpu"])
-def test_the_studies_of_the_package_read_plan_and_say_what_they_answer(name: str, tmp_path: Path) -> None:
+def test_packaged_studies_make_a_plan_and_state_answers_and_cost(name: str, tmp_path: Path) -> None:
     study = read_study(name)
     runs = plan(study, {})[0]
     assert len({run.name for run in runs}) == len(runs)
@@ -205,7 +205,7 @@ def test_the_studies_of_the_package_read_plan_and_say_what_they_answer(name: str
     assert places == sorted(places)
 
 
-def test_primary_comparison_and_contrasts_are_filled_in_or_declared(study_file: Callable[..., Path]) -> None:
+def test_primary_comparison_and_contrasts_have_defaults(study_file: Callable[..., Path]) -> None:
     study = read_study(study_file(ablations=ABLATIONS))
     primary = study.primary
     assert (primary.arm, primary.against) == ("DiffCLIP", "CLIP")
@@ -256,7 +256,7 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         (_arms(x={"change": {"model": "DiffCLIB"}}), "arm x: unknown model 'DiffCLIB'"),
     ],
 )
-def test_a_wrong_study_is_refused_in_a_line(study_file, changes: dict[str, Any], told: str) -> None:
+def test_invalid_study_is_refused_in_one_line(study_file, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told) as error:
         read_study(study_file(**changes))
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""`diffclip study` with real processes: the files that it leaves, a second call, and what a kill loses."""
+"""`diffclip study` with real processes: the files that it leaves, a second call, and recovery after a kill."""
 
 import copy
 import os
@@ -31,7 +31,7 @@ ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
 ONE_SEED = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
 
 
-def test_missing_data_is_named_before_anything_is_done(study_file, tmp_path: Path) -> None:
+def test_missing_data_is_listed_in_one_line_before_any_run(study_file, tmp_path: Path) -> None:
     file = study_file(models={**ONE_SEED, "suite": "study"})
     ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
     assert ended.returncode == 2
@@ -43,14 +43,14 @@ def test_missing_data_is_named_before_anything_is_done(study_file, tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
-def test_models_before_the_sweep_are_refused_before_anything_is_timed(study_file, diffclip_study) -> None:
+def test_models_are_refused_until_the_sweep_is_finished(study_file, diffclip_study) -> None:
     ended = diffclip_study(study_file(sweep=ONE_RATE, models=ONE_SEED), "--only", "models")
     assert ended.returncode == 2
     assert ended.stderr.startswith("diffclip: the sweep is not finished (sweep/")
     assert ended.stderr.count("\n") == 1
 
 
-def test_the_grid_in_order_once_with_what_the_sweep_chose(study_file, diffclip_study, tmp_path: Path) -> None:
+def test_grid_runs_once_in_order_with_the_sweeps_settings(study_file, diffclip_study, tmp_path: Path) -> None:
     file = study_file(sweep={**ONE_RATE, "lr": [1e30, 1e-3]}, ablations=ABLATIONS, models=ONE_SEED)
     out, runs = tmp_path / "out", tmp_path / "runs"
     first = diffclip_study(file, "--only", "sweep", "--workers", 2)
@@ -68,7 +68,7 @@ def test_the_grid_in_order_once_with_what_the_sweep_chose(study_file, diffclip_s
     assert second.stdout.endswith(f"diffclip report {out}\n")
     grid = ["models/CLIP-s0", "models/DiffCLIP-s0", "ablations/DiffCLIP-no-norm-s0"]
     assert [line.split(":")[0] for line in second.stderr.splitlines() if ": started" in line] == grid
-    assert "samples/s" not in second.stderr  # it stands in the run's log
+    assert "samples/s" not in second.stderr  # it is in the run's log
     assert "samples/s" in (runs / "models" / "DiffCLIP-s0.log").read_text()
     files = {"curves.jsonl", "results.jsonl", "runs.jsonl", "study.yaml", "timing.json"}
     assert {path.name for path in out.iterdir()} == files
@@ -96,7 +96,7 @@ def test_the_grid_in_order_once_with_what_the_sweep_chose(study_file, diffclip_s
 
 
 def _check_files(out: Path) -> None:
-    """The lines, records and curves of the grid's three runs."""
+    """Check the lines, records and curves of the grid's three runs."""
     line = StudyFolder(out).runs["models/DiffCLIP-s0"]
     assert (line["group"], line["arm"], line["seed"], line["lr"]) == ("models", "DiffCLIP", 0, 1e-3)
     assert 0 < line["step_seconds"] <= line["seconds"] < 600
@@ -118,7 +118,7 @@ def _check_files(out: Path) -> None:
     assert max(curve["validation"]["score"]) == pytest.approx(line["score"], rel=1e-4)
 
 
-def test_a_run_that_fails_tells_why_and_the_others_go_on(study_file, diffclip_study, tmp_path: Path) -> None:
+def test_failed_run_is_reported_and_the_others_continue(study_file, diffclip_study, tmp_path: Path) -> None:
     log = tmp_path / "runs" / "models" / "CLIP-s0.log"
     log.mkdir(parents=True)
     ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))
@@ -133,7 +133,7 @@ def test_a_run_that_fails_tells_why_and_the_others_go_on(study_file, diffclip_st
     assert f"cannot write {tmp_path / 'runs'}" in diffclip_study(study_file(sweep=None)).stderr
 
 
-def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(study_file, diffclip_study) -> None:
+def test_study_stops_after_its_minutes_and_prints_how_to_resume(study_file, diffclip_study) -> None:
     file = study_file(change={"epochs": 100_000, "checkpoint_every": 2}, sweep=None, models=ONE_SEED)
     ended = diffclip_study(file, "--minutes", 0.1)
     assert ended.returncode == 0, ended.stderr
@@ -142,7 +142,7 @@ def test_when_its_time_is_over_a_study_saves_and_says_how_to_go_on(study_file, d
     assert "DiffCLIP-s0" not in ended.stderr
 
 
-def test_a_run_that_does_not_leave_in_time_is_ended(study_file, diffclip_study, monkeypatch) -> None:
+def test_run_that_does_not_stop_in_time_is_killed(study_file, diffclip_study, monkeypatch) -> None:
     monkeypatch.setattr("diffclip.study.grid._GRACE", -1.0)
     monkeypatch.setattr("diffclip.study.grid._POLL", 0.01)
     ended = diffclip_study(study_file(change={"epochs": 100_000}, sweep=None), "--minutes", 0.1)
@@ -151,14 +151,14 @@ def test_a_run_that_does_not_leave_in_time_is_ended(study_file, diffclip_study, 
 
 
 def _command_of_its_own(words: list[str]) -> None:
-    """`diffclip WORDS` in a session of its own."""
+    """Run `diffclip WORDS` in a new session."""
     os.setsid()
     sys.argv = ["diffclip", *words]
     main()
 
 
 @pytest.mark.slow(minutes=1)
-def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
+def test_killed_and_interrupted_study_resumes_to_the_same_results(
     study_file: Callable[..., Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = study_file(change={"epochs": 4, "checkpoint_every": 1}, sweep=ONE_RATE)
@@ -185,7 +185,7 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
 
     process = start()
     wait_for(lambda: any((path / "checkpoints" / "last").exists() for path in runs.glob("*/*")), process)
-    process.kill()  # its processes end with it
+    process.kill()  # its child processes end with it
     process.join()
     assert finished() == 0
 
@@ -221,7 +221,7 @@ def test_a_study_killed_stopped_and_interrupted_ends_as_one_that_was_not(
 
 
 @pytest.mark.slow(minutes=1)
-def test_a_signal_to_the_whole_job_lets_a_run_save(tmp_path: Path) -> None:
+def test_signal_to_the_whole_job_lets_a_run_save(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(
         """
 import time
@@ -260,7 +260,7 @@ print(tuple(grid.Worker(Path("log"), 1, long.work, 1).join()))
     assert (tmp_path / "saved").exists()
 
 
-def test_all_arms_take_turns_and_leave_a_file(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_arm_is_timed_and_a_file_is_written(study_file: Callable[..., Path], tmp_path: Path) -> None:
     study = read_study(study_file(ablations=ABLATIONS, change={"precision": "bf16"}))
     assert read_timing(tmp_path) == {}
     threads = torch.get_num_threads()
@@ -275,7 +275,7 @@ def test_all_arms_take_turns_and_leave_a_file(study_file: Callable[..., Path], t
     assert read_timing(tmp_path) == found["arms"]
 
 
-def test_an_arm_that_cannot_be_timed_is_told(study_file, monkeypatch, tmp_path: Path) -> None:
+def test_arm_that_cannot_be_timed_is_an_error(study_file, monkeypatch, tmp_path: Path) -> None:
     fails = Mock(side_effect=torch.OutOfMemoryError)
     monkeypatch.setattr("diffclip.study.timing.make_criterion", lambda *_: fails)
     with pytest.raises(DiffCLIPError, match=r"a step of CLIP cannot be timed \(out of memory\)"):
@@ -283,7 +283,7 @@ def test_an_arm_that_cannot_be_timed_is_told(study_file, monkeypatch, tmp_path: 
 
 
 def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
-    """A machine that gets slower from round to round changes no ratio."""
+    """A machine that slows down from round to round does not change the ratios."""
     found = time_of([12.0, 26.0, 44.0], baseline=[10.0, 20.0, 40.0])
     assert found == {"milliseconds": 26.0, "ratio": 1.2, "low": 1.1, "high": 1.3}
     # the interval of the median of 15 values goes from the 4th to the 12th (Conover 1999, section 3.2)
@@ -292,7 +292,7 @@ def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
 
 
 @pytest.mark.slow(minutes=1)
-def test_a_part_goes_on_from_the_results_of_the_part_before(study_file, data: Path, tmp_path: Path) -> None:
+def test_part_continues_from_the_results_of_the_part_before(study_file, data: Path, tmp_path: Path) -> None:
     recipe = str(tmp_path / "tiny.yaml")
     file = study_file(sweep=None, ablations=ABLATIONS, models=ONE_SEED, recipe=recipe)
 

@@ -25,7 +25,7 @@ ABLATIONS = {"seeds": [0], "suite": "brief", "arms": {"DiffCLIP-no-norm": NO_NOR
 
 
 def write_finished(out: Path, planned: Planned, score: float | None, **facts: Any) -> None:
-    """Add a finished run of a minute, and half of one for its suite, to the study's folder `out`."""
+    """Add a finished run of 60 s, with 30 s for its suite, to the study folder `out`."""
     line = {"run": planned.name, "group": planned.group, "arm": planned.arm, "seed": planned.seed}
     line |= {"score": score, "diverged": None if score is not None else 7, "steps": 4, "seconds": 60.0}
     line |= {"suite_seconds": 30.0 if planned.suite else None, "recipe": planned.digest}

@@ -1,4 +1,4 @@
-"""What two processes do: steps of each case and validations, by DDP and by FSDP, into a file per rank."""
+"""The program of two processes: a training step of each case and validations, with DDP and FSDP, one file per rank."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from diffclip.training.recipe import parse_recipe
 from diffclip.training.validation import validate
 
 BATCH = 12
-# the loss, whether gradients are gathered, and the samples of a forward pass (0: all);
-# "siglip yes 4" has checkpointing
+# loss, whether features are gathered with gradients, samples in a forward pass (0: all);
+# "siglip yes 4" uses gradient checkpointing
 CASES = ("clip yes 0", "clip yes 4", "siglip yes 0", "siglip yes 4", "clip no 0", "clip no 4")
 
 
@@ -42,7 +42,7 @@ def made_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradients_of(model: CLIP) -> dict[str, torch.Tensor]:
-    """Whole gradients by name, also of parameters that are shared out."""
+    """Return the full gradients by name, also for sharded parameters."""
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     return {name: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for name, g in found.items()}
 
@@ -76,10 +76,10 @@ def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, An
 
 
 def validated(fabric: Any, val: Path) -> dict[str, Any]:
-    """A validation, and one that fails."""
+    """Run a validation that succeeds and a validation that fails."""
     model = made_model()
     wrapped = fabric.setup_module(model)
-    wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))  # as a step of training would
+    wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))  # as a training step does
     data = caption_set("validation", "val", Shards(expand_shards(val)))
     fields = {"model": "DiffCLIP-ViT-Ti-16", "epochs": 1, "batch_size": 8, "data": {"train": str(val)}}
     recipe = parse_recipe(fields, "test")
@@ -97,7 +97,7 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
         validate(fabric, model, data, failing, recipe)
     except DiffCLIPError as error:
         told["error"] = str(error)
-    # the model is as it was: another step goes through
+    # the model is still usable: another training step works
     out = wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))
     fabric.backward(out["image_features"].sum() + out["text_features"].sum())
     return told | {"finite": bool(out["image_features"].isfinite().all())}

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: how damage is found, which one is taken, and what is left of a killed writer."""
+"""Checkpoints on disk: finding damage, choosing the checkpoint to resume from, and leftovers of a killed writer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stepped() -> tuple[torch.nn.Module, torch.optim.AdamW]:
 
 @pytest.fixture
 def run(stepped: tuple[torch.nn.Module, torch.optim.AdamW], tmp_path: Path) -> Path:
-    """Checkpoints of the steps 1, 2 and 3, the second of them the best."""
+    """A run folder with checkpoints of steps 1, 2 and 3; step 2 is the best."""
     for step in (1, 2, 3):
         save_checkpoint(ALONE, tmp_path, *stepped, RunProgress(step, epoch=step), best=step == 2)
     return tmp_path
@@ -42,7 +42,7 @@ def run(stepped: tuple[torch.nn.Module, torch.optim.AdamW], tmp_path: Path) -> P
         ("files.json", lambda _: b"3}", "Extra data"),
     ],
 )
-def test_damage_is_found_and_the_checkpoint_before_taken(name, content, fault, run, stepped, capsys) -> None:
+def test_damaged_checkpoints_are_found_and_skipped(name, content, fault, run, stepped, capsys) -> None:
     folder = run / "checkpoints" / "step_00000003"
     assert damage(folder) is None
     if content is None:
@@ -53,12 +53,12 @@ def test_damage_is_found_and_the_checkpoint_before_taken(name, content, fault, r
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000002"
     assert "step_00000003 is damaged" in capsys.readouterr().err
     assert read_state(run / "checkpoints" / "last").step == 2
-    # the next checkpoint takes its place
+    # the next checkpoint replaces the damaged folder
     save_checkpoint(ALONE, run, *stepped, RunProgress(3, epoch=3))
     assert damage(folder) is None
 
 
-def test_a_kill_before_the_folder_appears_leaves_the_checkpoint_before(run, stepped, monkeypatch) -> None:
+def test_a_kill_while_saving_leaves_the_previous_checkpoint_usable(run, stepped, monkeypatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -68,7 +68,7 @@ def test_a_kill_before_the_folder_appears_leaves_the_checkpoint_before(run, step
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
     best = run / "checkpoints" / "best"
     best.unlink()
-    best.symlink_to("step_00000004")  # a later kill: the folder would have been next
+    best.symlink_to("step_00000004")  # a later kill: after the link, before its folder
     left = run / "checkpoints" / ".new.tmp"
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""A batch in parts, and two real processes, against one with the whole batch: loss and gradients."""
+"""Loss and gradients of micro-batches and of two real processes, compared with the whole batch in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def broken(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shard to validate on, of which every second image is broken."""
+    """A validation shard in which every second image is broken."""
     [shard] = expand_shards(str(scenes / "val"))
     target = tmp_path_factory.mktemp("broken") / "0.tar"
     zero_images(shard, target, range(1, len(Shards([shard])), 2))
@@ -40,7 +40,7 @@ def broken(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def both(scenes: Path, broken: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What `gradients.py` writes when two processes run it, by rank, strategy and case."""
+    """The results that `gradients.py` writes in two processes, by rank, strategy and case."""
     output = tmp_path_factory.mktemp("told")
     log, given = output / "log", (output, scenes / "val", broken)
     told = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -55,7 +55,7 @@ def both(scenes: Path, broken: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(params=["ddp", "fsdp"])
 def told(request: pytest.FixtureRequest, both: list[dict[str, Any]]) -> dict[str, Any]:
-    """The findings of the first process with one strategy, by case."""
+    """The results of rank 0 with one strategy, by case."""
     return dict(both[0][request.param])
 
 
@@ -75,13 +75,13 @@ assert_same = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [case for case in gradients.CASES if "yes" in case])
-def test_two_processes_have_the_loss_and_gradients_of_one(case: str, told: dict[str, Any]) -> None:
+def test_two_processes_match_the_loss_and_gradients_of_one_process(case: str, told: dict[str, Any]) -> None:
     found, loss = told[case], case.split()[0]
     value, accuracy, expected = in_one(loss)
     assert found["loss"] == pytest.approx(value, abs=1e-5)
     assert found["accuracy"] == pytest.approx(accuracy)
     assert_same(found["gradients"], expected)
-    # the norm and the clipping are of all gradients together, wherever they lie
+    # the norm and the clipping cover all gradients together, also if they are sharded
     model = gradients.made_model(loss)
     for name, parameter in model.named_parameters():
         parameter.grad = expected[name].clone()
@@ -93,7 +93,7 @@ def test_two_processes_have_the_loss_and_gradients_of_one(case: str, told: dict[
 
 
 @pytest.mark.parametrize("case", [case for case in gradients.CASES if "no" in case])
-def test_without_gathered_gradients_other_features_are_constants(case: str, told: dict[str, Any]) -> None:
+def test_without_gradient_gathering_gathered_features_are_constants(case: str, told: dict[str, Any]) -> None:
     model = gradients.made_model()
     out = model(*gradients.made_batch())
     images, texts, scale = out["image_features"], out["text_features"], out["logit_scale"]
@@ -110,7 +110,7 @@ def test_without_gathered_gradients_other_features_are_constants(case: str, told
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_validations_are_those_of_one_process_and_errors_are_everybodys(
+def test_two_processes_validate_like_one_and_both_raise_errors(
     strategy: str, both: list[dict[str, Any]], scenes: Path, broken: Path
 ) -> None:
     fabric = make_fabric(Hardware(accelerator="cpu").resolved(), "fp32")
@@ -129,7 +129,7 @@ def test_validations_are_those_of_one_process_and_errors_are_everybodys(
         assert (found["scores"]["images"], found["faults"]) == (6, 6)
 
 
-def test_processes_started_by_others_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_started_by_slurm_or_torchrun_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="set MASTER_ADDR"):
         Hardware(nodes=2).resolved()
 
@@ -151,8 +151,8 @@ def test_processes_started_by_others_are_known(monkeypatch: pytest.MonkeyPatch) 
     assert (found.devices, found.nodes) == (2, 3)
 
 
-def test_parts_draw_the_same_paths_twice() -> None:
-    """With drop path the batch differs from its parts (other draws), but both passes over a part must agree."""
+def test_both_passes_over_a_micro_batch_draw_the_same_drop_paths() -> None:
+    """Drop path differs between a batch and its micro-batches, but both passes over a micro-batch must agree."""
     model = gradients.made_model(drop_path=0.5).train()
     seen: list[torch.Tensor] = []
 
@@ -168,7 +168,7 @@ def test_parts_draw_the_same_paths_twice() -> None:
     for first, second in zip(seen[:3], seen[3:], strict=True):
         assert torch.equal(first, second)
     after = torch.get_rng_state()
-    # the generator goes on from where one pass has left it
+    # the random generator is in the same state as after a single pass
     torch.manual_seed(1)
     for part in zip(batch[0].split(4), batch[1].split(4), strict=True):
         model(*part)
@@ -179,7 +179,7 @@ def test_parts_draw_the_same_paths_twice() -> None:
 @pytest.mark.parametrize(
     ("flags", "resolved"), [("avx2 avx512f", "fp32"), ("avx512_bf16", "bf16"), ("amx_bf16", "bf16")]
 )
-def test_auto_is_bfloat16_where_the_processor_has_it(flags, resolved, monkeypatch) -> None:
+def test_auto_precision_is_bf16_if_the_cpu_supports_it(flags, resolved, monkeypatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"flags : fpu {flags}\n\nflags : fpu")
     assert native_precision("auto", "cpu") == resolved
     assert native_precision("fp32", "cpu") == "fp32"

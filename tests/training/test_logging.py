@@ -1,4 +1,4 @@
-"""The log of a run: full disks, the numbers that TensorBoard gets, and the facts of each start."""
+"""The log of a run: full disks, the values in TensorBoard, and the record of each start."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_input_error_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     told = r"no space left on device while writing .*metrics\.jsonl: free"
     with pytest.raises(InputError, match=told), RunLogger(tmp_path, "test", 5) as logger:
         logger.step(record(1))
 
 
-def test_a_line_has_rate_wait_and_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_show_rate_wait_and_time_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunLogger(tmp_path, "a [b] run", 3) as logger:
         for step in (1, 2, 3):
             logger.step(record(step) | {"data_wait": 0.25})
@@ -57,7 +57,7 @@ def test_a_line_has_rate_wait_and_end(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found[-1]["seconds_left"] == 0
 
 
-def test_tensorboard_has_every_number_and_lambda_every_tenth_step(tmp_path: Path) -> None:
+def test_tensorboard_logs_every_step_and_lambda_every_tenth_step(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with RunLogger(tmp_path, "test", 25, 3) as logger:
         for step in range(4, 26):
@@ -72,7 +72,7 @@ def test_tensorboard_has_every_number_and_lambda_every_tenth_step(tmp_path: Path
     assert [event.value for event in events.Scalars("map_correlation/visual/0")] == [0.25]
 
 
-def test_the_end_of_a_start_is_kept(tmp_path: Path) -> None:
+def test_each_start_records_how_it_ended(tmp_path: Path) -> None:
     for error in (KeyboardInterrupt(), OSError("gone"), InputError("no  space\nleft"), None):
         add_start(tmp_path, {"step": 0})
         try:
@@ -87,7 +87,7 @@ def test_the_end_of_a_start_is_kept(tmp_path: Path) -> None:
     assert ends == [("KeyboardInterrupt", 1), ("OSError: gone", 1), ("no space left", 1), ("finished", 2)]
 
 
-def test_weights_and_biases_offline_goes_on_in_the_same_run(tmp_path: Path, monkeypatch) -> None:
+def test_offline_weights_and_biases_resumes_the_same_run(tmp_path: Path, monkeypatch) -> None:
     wandb = pytest.importorskip("wandb")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -104,7 +104,7 @@ def test_weights_and_biases_offline_goes_on_in_the_same_run(tmp_path: Path, monk
     assert all(word in content for word in (b"a-project", b"train/loss"))
 
 
-def test_a_logger_that_cannot_be_used_is_told_and_left_out(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_unusable_loggers_are_reported_and_skipped(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "tensorboard").touch()
     monkeypatch.setitem(sys.modules, "wandb", None)
     with RunLogger(tmp_path, "test", 1, wandb="a-project") as logger:
@@ -115,12 +115,12 @@ def test_a_logger_that_cannot_be_used_is_told_and_left_out(tmp_path: Path, monke
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
-def test_a_start_tells_how_it_came_about_and_hides_passwords(recipe, tmp_path, monkeypatch) -> None:
+def test_each_start_records_its_command_and_versions_without_passwords(recipe, tmp_path, monkeypatch) -> None:
     (tmp_path / "about.json").write_text('{"starts": [3')  # damaged
     words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://mé:pa55@host/é/x.tar?sig=pa55"]
     monkeypatch.setattr(sys, "argv", words)
     add_start(tmp_path, describe_start(recipe, {"samples": 40}, {"world": 1, "precision": "fp32"}, 5, 15))
-    add_start(tmp_path, {"folder": "caf\udce9"})  # a path of other bytes than UTF-8
+    add_start(tmp_path, {"folder": "caf\udce9"})  # a path that is not UTF-8
     start, second = read_starts(tmp_path)
     assert (start["step"], start["steps"], start["epochs"], start["batch_size"]) == (5, 15, 3, 8)
     assert start["command"].endswith(" train it.yaml 'data.train=https://…@host/é/x.tar?…'")

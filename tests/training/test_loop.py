@@ -1,4 +1,4 @@
-"""Whole runs: what they leave, that they repeat and resume exactly, how they stop, and what they start from."""
+"""Whole runs: their files, exact repeats and resumes, how they stop, and the weights that they start from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-# what a clock decides
+# values that depend on the clock
 TIMES = ("samples_per_second", "data_wait", "time", "seconds_left")
 
 
@@ -68,7 +68,7 @@ def finished(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     return run
 
 
-def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
+def test_a_finished_run_has_all_its_files_and_metrics(finished: Path, recipe: Recipe) -> None:
     for name in ("recipe.yaml", "metrics.jsonl", "validation.jsonl", "checkpoints", "tensorboard"):
         assert (finished / name).exists()
     records = lines(finished / "metrics.jsonl")
@@ -93,7 +93,7 @@ def test_a_run_leaves_everything(finished: Path, recipe: Recipe) -> None:
 
 
 def test_training_lowers_the_loss(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
-    # twelve images; a model that tells nothing apart has a loss of ln 8 in batches of 8
+    # twelve images; a model that cannot tell samples apart has a loss of ln 8 in batches of 8
     data = {"train": str(scenes / "val"), "scale": (0.9, 1.0), "val": None, "memory": True}
     recipe = changed(recipe, epochs=80, init="published", checkpoint_every=1000, data=data)
     runner.train(recipe, tmp_path / "run")
@@ -103,7 +103,7 @@ def test_training_lowers_the_loss(recipe: Recipe, scenes: Path, tmp_path: Path) 
     assert not (tmp_path / "run" / "checkpoints" / "best").exists()
 
 
-def test_checkpoints_are_saved_models_and_best_is_by_validation(finished: Path) -> None:
+def test_checkpoints_load_and_best_has_the_top_validation_score(finished: Path) -> None:
     checkpoints = finished / "checkpoints"
     scores = [v["score"] for v in lines(finished / "validation.jsonl")]
     best_step = 5 * (1 + scores.index(max(scores)))
@@ -146,7 +146,7 @@ def before_step(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) 
     patch.setattr(torch.optim.AdamW, "step", do_and_step)
 
 
-def test_a_resumed_run_keeps_the_precision_that_auto_was(recipe, tmp_path, monkeypatch) -> None:
+def test_a_resumed_run_keeps_the_precision_that_auto_resolved_to(recipe, tmp_path, monkeypatch) -> None:
     recipe, run = changed(recipe, precision="auto", epochs=1, data={"val": None}), tmp_path / "run"
     for epochs, native in ((1, "fp32"), (2, "bf16")):  # on another machine the second time
         known = {"auto": native, "fp32": "fp32"}
@@ -157,7 +157,7 @@ def test_a_resumed_run_keeps_the_precision_that_auto_was(recipe, tmp_path, monke
         assert [start["processes"]["precision"] for start in starts] == ["fp32"] * epochs
 
 
-def test_a_run_that_was_stopped_and_killed_has_the_numbers_of_one_that_was_not(recipe, tmp_path) -> None:
+def test_a_stopped_and_killed_run_resumes_to_identical_results(recipe, tmp_path) -> None:
     architecture = recipe.architecture | {"vision": recipe.architecture["vision"] | {"drop_path": 0.3}}
     recipe = changed(recipe, architecture=architecture, checkpoint_every=3)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -247,7 +247,7 @@ def test_a_step_that_is_not_finite_stops_the_run(where, step, words, recipe, tmp
     assert runner.train(recipe, run, resume=True).progress.step == 10
 
 
-def test_progress_after_a_last_broken_batch_is_kept(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+def test_progress_is_kept_if_the_last_batch_is_broken(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
     batches = CaptionLoader.epoch
 
     def epoch(self: Any, epoch: int, start_batch: int = 0) -> Any:
@@ -265,7 +265,7 @@ def test_progress_after_a_last_broken_batch_is_kept(recipe: Recipe, tmp_path: Pa
 
 
 def zeroed(shards: Path, folder: Path, broken: Iterable[int]) -> Path:
-    """The only shard of a folder, with zeros for the images of the samples `broken`."""
+    """Copy the only shard of a folder, with zeros in place of the images of the samples `broken`."""
     [shard] = expand_shards(str(shards))
     return zero_images(shard, folder / "0.tar", broken).parent
 
@@ -274,7 +274,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     train = zeroed(scenes / "train", tmp_path / "train", [3])
     val = zeroed(scenes / "val", tmp_path / "val", (2, 5, 6))
     (val / "1.tar").write_bytes(b"no shard")
-    # a shard with two faults: cut short, and of a sample without its image
+    # a shard with two faults: it is cut short and has a sample without an image
     cut = tar_of(train / "1.tar", [("a.txt", b"no image"), ("b.txt", b"cut")])
     os.truncate(cut, 1024 + 512 + 1)
     data = {"train": str(train), "val": str(val), "window": 1}
@@ -292,7 +292,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     assert [(line["images"], line["captions"]) for line in found] == [(9, 45)] * 2
 
 
-def test_nothing_but_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
+def test_a_dataset_of_only_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
     train = zeroed(scenes / "train", tmp_path / "train", range(40))
     with pytest.raises(InputError, match=r"every sample in .* is broken \(first: ") as error:
         runner.train(changed(recipe, data={"train": str(train)}), tmp_path / "run")
@@ -305,13 +305,13 @@ def test_an_error_in_validation_loses_no_step(recipe: Recipe, scenes: Path, tmp_
     with pytest.raises(InputError, match="every image in"):
         runner.train(changed(recipe, data={"val": str(val)}), run)
     assert read_state(run / "checkpoints" / "last").step == 5
-    outcome = runner.train(recipe, run, resume=True)  # it goes on with the validation
+    outcome = runner.train(recipe, run, resume=True)  # resumes with the validation
     assert (outcome.progress.step, outcome.progress.epoch, outcome.progress.batch) == (5, 1, 0)
     assert [line["epoch"] for line in lines(run / "validation.jsonl")] == [1]
     assert read_state(run / "checkpoints" / "best") == outcome.progress
 
 
-def test_a_gpu_that_is_too_small_is_said(recipe, tmp_path, monkeypatch) -> None:
+def test_out_of_gpu_memory_is_an_error_with_advice(recipe, tmp_path, monkeypatch) -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -320,7 +320,7 @@ def test_a_gpu_that_is_too_small_is_said(recipe, tmp_path, monkeypatch) -> None:
         runner.train(recipe, tmp_path / "full")
 
 
-def test_bf16_follows_the_same_curve_and_validates_when_and_on_what_it_is_told_to(
+def test_bf16_follows_the_fp32_curve_and_the_validation_settings(
     finished: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
     recipe = changed(recipe, precision="bf16", validate_every=2, data={"val_range": [2, 8]})
@@ -335,7 +335,7 @@ def test_bf16_follows_the_same_curve_and_validates_when_and_on_what_it_is_told_t
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
 
 
-def test_the_logit_scale_never_passes_100_and_clipping_leaves_what_is_told(
+def test_logit_scale_is_capped_at_100_and_grad_norm_is_logged_unclipped(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffclip.initialisation.LOGIT_SCALE_START", 4.7)
@@ -357,8 +357,8 @@ def test_the_sigmoid_loss_trains_and_its_bias_is_saved(recipe: Recipe, tmp_path:
     assert model.logit_bias.item() != -10
 
 
-def test_a_saved_model_is_a_start(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
-    # a run's folder stands for its best checkpoint
+def test_training_can_start_from_a_saved_model(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
+    # a run folder stands for its best checkpoint
     saved = finished
     tuned = changed(recipe, weights=str(saved), lr=1e-9, lr_start=0, lr_end=0, epochs=1, image_size=48)
     runner.train(tuned, tmp_path / "run")
@@ -373,7 +373,7 @@ def test_a_saved_model_is_a_start(finished: Path, recipe: Recipe, tmp_path: Path
     assert not (tmp_path / "other").exists()
 
 
-def test_a_run_goes_on_with_the_same_shards_alone_wherever_they_lie_and_another_validation_set(
+def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
     recipe: Recipe, scenes: Path, tmp_path: Path
 ) -> None:
     run, train = tmp_path / "run", shutil.copytree(scenes / "train", tmp_path / "train")
@@ -383,7 +383,7 @@ def test_a_run_goes_on_with_the_same_shards_alone_wherever_they_lie_and_another_
     with pytest.raises(InputError, match=r"shards are not those that its checkpoint saw.*weights=") as error:
         runner.train(changed(recipe, epochs=2, data=data), run, resume=True)
     assert "\n" not in str(error.value)
-    # of more images fewer are found
+    # retrieval among more images scores lower
     val = {"val": str(scenes / "train")}
     assert runner.train(changed(recipe, epochs=2, data=val), run, resume=True).progress.step == 10
     before, now = lines(run / "validation.jsonl")
@@ -418,7 +418,7 @@ def hold(run: Path, told: Connection) -> None:
     held.close()
 
 
-def test_two_processes_do_not_train_in_one_folder_and_what_a_killed_one_left_is_no_obstacle(
+def test_a_run_folder_is_locked_while_in_use_and_free_after_a_kill(
     finished: Path, recipe: Recipe, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -436,12 +436,12 @@ def test_two_processes_do_not_train_in_one_folder_and_what_a_killed_one_left_is_
         holder.kill()
         holder.join()
     shutil.copy(finished / "recipe.yaml", run)
-    (run / ".0123abcd.tmp").touch()  # killed while it wrote its recipe
+    (run / ".0123abcd.tmp").touch()  # from a process killed while it wrote its recipe
     assert runner.train(recipe, run).progress.step == 15
     assert without_times(run / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
 
 
-def test_a_run_that_another_process_made_meanwhile_is_left_as_it_is(
+def test_a_run_made_by_another_process_meanwhile_is_not_changed(
     finished: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, build = tmp_path / "run", runner.build_model
@@ -457,7 +457,7 @@ def test_a_run_that_another_process_made_meanwhile_is_left_as_it_is(
 
 
 @pytest.mark.slow
-def test_a_compiled_run_has_the_curve_of_a_plain_one(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_compiled_run_has_the_loss_curve_of_an_uncompiled_run(recipe: Recipe, tmp_path: Path) -> None:
     plain = changed(recipe, precision="fp32", data={"val": None})
     runner.train(plain, tmp_path / "plain")
     runner.train(changed(plain, compile=True, micro_batch=4), tmp_path / "compiled")
@@ -467,7 +467,7 @@ def test_a_compiled_run_has_the_curve_of_a_plain_one(recipe: Recipe, tmp_path: P
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
 
 
-def test_a_run_that_is_asked_before_its_first_step_says_so(recipe, tmp_path, monkeypatch) -> None:
+def test_a_stop_signal_before_the_first_step_is_reported(recipe, tmp_path, monkeypatch) -> None:
     recipe, run = changed(recipe, epochs=1), tmp_path / "run"
     for place, number in (("open_validation_data", signal.SIGINT), ("_open_logger", signal.SIGUSR1)):
         with monkeypatch.context() as patch:
@@ -482,15 +482,15 @@ def test_a_run_that_is_asked_before_its_first_step_says_so(recipe, tmp_path, mon
     assert runner.train(recipe, run, resume=True).progress.step == 5
 
 
-def test_data_in_a_folder_that_takes_no_files_is_trained_on(recipe, tmp_path, cache_home) -> None:
+def test_training_reads_data_from_a_read_only_folder(recipe, tmp_path, cache_home) -> None:
     data = tmp_path / "data"
     data.mkdir()
     shutil.copy(Path(str(recipe.data.train), "0.tar"), data)
     with pytest.raises(InputError, match="fewer than the batch size"):
         runner.train(changed(recipe, batch_size=1000, data={"train": str(data)}), tmp_path / "failed")
-    assert sorted(tmp_path.iterdir()) == [data]  # nothing of a start that failed
+    assert sorted(tmp_path.iterdir()) == [data]  # a failed start leaves nothing behind
     assert [path.name for path in data.iterdir()] == ["0.tar"]
-    if os.geteuid() == 0:  # whom no mode keeps from writing
+    if os.geteuid() == 0:  # root can write in any mode
         (data / "diffclip-index").touch()
     data.chmod(0o555)
     run = changed(recipe, epochs=1, data={"train": str(data)})
@@ -499,10 +499,10 @@ def test_data_in_a_folder_that_takes_no_files_is_trained_on(recipe, tmp_path, ca
     assert list((cache_home / "diffclip" / "indexes").rglob("*.npy"))
 
 
-def test_a_signal_during_the_imports_is_a_stop_too(recipe_file: Path, tmp_path: Path) -> None:
+def test_a_signal_during_the_imports_stops_the_run(recipe_file: Path, tmp_path: Path) -> None:
     words = f"-m diffclip.cli train {recipe_file} --run {tmp_path / 'run'}".split()
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
-    while not catches(process.pid, signal.SIGUSR1):  # the last one
+    while not catches(process.pid, signal.SIGUSR1):  # the last signal to get its handler
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
@@ -516,14 +516,14 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def test_a_signal_that_a_reader_took_for_a_broken_file_is_not_lost(tmp_path: Path) -> None:
+def test_a_stop_signal_is_not_lost_if_a_reader_catches_exceptions(tmp_path: Path) -> None:
     with StopRequest(tmp_path) as stop:
         with suppress(Exception):
             os.kill(os.getpid(), signal.SIGTERM)
         assert stop.asked == signal.SIGTERM
 
 
-def test_the_second_map_is_learnt_from_weights_that_the_run_needs_no_more_to_go_on(fields, tmp_path) -> None:
+def test_finetuning_learns_the_second_map_and_resumes_without_the_weights(fields, tmp_path) -> None:
     plain = CLIP(variant_config("CLIP", fields["architecture"]), seed=0)
     models = {"plain": plain, "added": to_differential(plain)}
     rest = {key: value for key, value in fields.items() if key != "architecture"}
@@ -552,7 +552,7 @@ def test_the_second_map_is_learnt_from_weights_that_the_run_needs_no_more_to_go_
 
 
 def train_alone(recipe: Recipe, run: Path) -> None:
-    os.setsid()  # a group of its own, so that its data workers die with it
+    os.setsid()  # a process group of its own, so that its data workers die with it
     runner.train(recipe, run, resume=True)
 
 
@@ -570,7 +570,7 @@ def steps_of(run: Path) -> int:
 
 
 def half_written(run: Path) -> int:
-    """When the files of a checkpoint that is not whole were last changed, in nanoseconds; 0 if there is none."""
+    """Return the modification time of an unfinished checkpoint in nanoseconds; 0 if there is none."""
     folder = run / "checkpoints" / ".new.tmp"
     try:
         return folder.stat().st_mtime_ns
@@ -579,7 +579,7 @@ def half_written(run: Path) -> int:
 
 
 @pytest.mark.slow(minutes=2)
-def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(recipe, tmp_path) -> None:
+def test_a_run_killed_twenty_times_resumes_to_identical_results(recipe, tmp_path) -> None:
     recipe, draw = changed(recipe, epochs=60, checkpoint_every=2, data={"workers": 1}), random.Random(1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     begin(recipe, whole).join()
@@ -590,7 +590,7 @@ def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(recipe, t
         before, wanted = steps_of(cut), draw.choice([0, 1, 1, 2, 3])
         while process.exitcode is None and steps_of(cut) < before + wanted:
             time.sleep(0.002)
-        # within a step, a checkpoint, a validation, or while it starts
+        # kill within a step, a checkpoint or a validation, or during the start
         time.sleep(draw.uniform(0, 0.3 if wanted else 1.5))
         while number % 4 == 0 and process.exitcode is None and half_written(cut) in (0, old):
             pass
@@ -600,7 +600,7 @@ def test_a_run_killed_twenty_times_has_the_numbers_of_one_never_killed(recipe, t
         made.append(steps_of(cut))
         halves += half_written(cut) not in (0, old)
     assert len(set(made)) > 5, made
-    assert halves  # kills that hit a checkpoint that was being written
+    assert halves  # some kills hit a checkpoint while it was being written
     process = begin(recipe, cut)
     process.join()
     assert process.exitcode == 0, cut.with_suffix(".log").read_text()[-2000:]

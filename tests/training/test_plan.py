@@ -1,4 +1,4 @@
-"""The plan of a run against real models, formulas and the paper, and its advice."""
+"""The plan of a run, compared with real models, formulas and the paper; and its advice."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def paper(**changes: Any) -> Recipe:
     return parse_recipe(fields | changes, "test")
 
 
-def test_parameters_of_the_papers_models() -> None:
+def test_parameter_counts_match_the_papers_models() -> None:
     for variant, more in (("DiffCLIP", 9216), ("DiffCLIP-vision", 4608), ("CLIP", 0)):
         with weightless(named_config(f"{variant}-ViT-B-16")) as model:
             parts = parameters_by_part(model)
-        # of the published file; "roughly 0.003 %" more (Section 4.1) is λ and the head norms of the vision tower
+        # the published file; the "roughly 0.003 %" more of Section 4.1 is λ and the vision tower's head norms
         assert sum(parts.values()) == 149_629_185 - 9216 + more
         assert parts["λ and head norms"] == more
 
 
-def test_operations_are_those_of_a_transformer() -> None:
+def test_flops_match_open_clips_table_of_models() -> None:
     flops = plan_run(paper())["flops"]
     forward = flops["vision tower, forward"] + flops["text tower, forward"]
-    # OpenCLIP's table of models: 41.09 GFLOP for both towers at a multiplication and addition as two
+    # OpenCLIP's table of models: 41.09 GFLOP for both towers; a multiplication and an addition count as two
     assert forward / 1e9 == pytest.approx(41.1, rel=0.02)
     assert flops["backward"] == pytest.approx(2 * forward, rel=0.01)
 
 
-def test_a_model_without_weights_needs_the_memory_of_a_real_one() -> None:
+def test_a_weightless_model_plans_the_memory_of_a_real_model() -> None:
     config, backend = tiny().config(), "eager"
     real = CLIP(config, attention_backend=backend, seed=0).train()
     real.set_grad_checkpointing(True)
@@ -68,7 +68,7 @@ def test_a_model_without_weights_needs_the_memory_of_a_real_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_the_loss_needs_the_memory_of_a_real_one(kind: str) -> None:
+def test_planned_memory_of_the_loss_matches_a_real_loss(kind: str) -> None:
     samples, width = 96, 32
     features = [torch.randn(samples, width, requires_grad=True) for _ in range(2)]
     scalars = {"logit_scale": torch.ones((), requires_grad=True)}
@@ -79,17 +79,17 @@ def test_the_loss_needs_the_memory_of_a_real_one(kind: str) -> None:
         make_criterion(kind, True)(**named, **scalars).backward()
     parts = plan_run(tiny(loss=kind, batch_size=samples))["memory"]
     planned = (parts["features, all processes"] + parts["logits"]) / 1.05
-    # labels are left out; for siglip the worst moments of features and logits do not meet
+    # the plan leaves labels out; for siglip, features and logits peak at different times
     assert 0.98 * live.most < planned < 1.15 * live.most
 
 
-def test_memory_is_shared_out_and_recomputed() -> None:
+def test_fsdp_shards_memory_and_checkpointing_trades_it_for_flops() -> None:
     count = sum(p.numel() for p in CLIP(tiny().config(), seed=0).parameters())
     whole, shared = (plan_run(tiny(), 8, strategy)["memory"] for strategy in ("ddp", "fsdp"))
     assert (whole["weights"], whole["gradients"], whole["optimizer"]) == (4 * count, 4 * count, 8 * count)
     assert shared["optimizer"] == 2 * shared["weights"] == 8 * -(-count // 8)
     assert shared["gathered weights"] > 0 == whole["gathered weights"]
-    # with micro-batches gradients are brought together after the last part
+    # with micro-batches, gradients are reduced after the last micro-batch
     assert plan_run(tiny(batch_size=128, micro_batch=8), 8, "fsdp")["memory"]["gradients"] == 4 * count
     plain, again = (plan_run(tiny(batch_size=512, grad_checkpointing=again)) for again in (False, True))
     assert again["flops"]["backward"] > 1.3 * plain["flops"]["backward"]
@@ -97,7 +97,7 @@ def test_memory_is_shared_out_and_recomputed() -> None:
     assert again["memory"][name] < 0.6 * plain["memory"][name]
 
 
-def test_steps_and_hours_are_those_of_the_paper() -> None:
+def test_steps_and_hours_match_the_paper() -> None:
     plan = plan_run(paper(), world=8)
     assert (plan["precision"], plan["strategy"], plan["share"]) == ("bf16", "ddp", 512)
     assert plan["steps"] == 40 * (7_900_000 // 4096)
@@ -108,7 +108,7 @@ def test_steps_and_hours_are_those_of_the_paper() -> None:
     assert json.loads(json.dumps(plan)) == plan
 
 
-def test_a_large_batch_fits_in_parts_and_a_micro_batch_that_fits_is_offered() -> None:
+def test_micro_batches_fit_large_batches_and_advice_names_the_largest() -> None:
     plan = plan_run(paper(micro_batch=512))  # 4096 on one GPU of 80 GB
     assert plan["fits"]
     assert plan["memory"]["total"] < 60 * GIB
@@ -125,7 +125,7 @@ def test_a_large_batch_fits_in_parts_and_a_micro_batch_that_fits_is_offered() ->
     assert "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size" in never["advice"]
 
 
-def test_a_plan_that_cannot_be() -> None:
+def test_impossible_plans_are_input_errors() -> None:
     for options, words in (
         ({"gpu": "h1000"}, "did you mean 'h100'"),
         ({"world": 3}, "batch_size 64 does not divide by 3 processes"),
@@ -137,12 +137,12 @@ def test_a_plan_that_cannot_be() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("model", ["CLIP", "DiffCLIP"])
-def test_the_plan_holds_on_a_gpu(model: str) -> None:
+def test_planned_memory_matches_a_gpu(model: str) -> None:
     samples = 512
     chosen = tiny(model=model, batch_size=samples)
     real = CLIP(chosen.config(), seed=0).train().cuda()
     images, tokens = (t.cuda() for t in make_batch(chosen.config(), samples))
-    for _ in range(2):  # the first pass makes gradients and workspaces
+    for _ in range(2):  # the first pass allocates gradients and workspaces
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         with torch.autocast("cuda", torch.bfloat16):

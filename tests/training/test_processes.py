@@ -1,4 +1,4 @@
-"""Whole runs of two real processes: the same samples and numbers as one, and checkpoints for any number."""
+"""Whole runs of two processes: the samples and numbers of one process, and checkpoints for any number of processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from diffclip.training.recipe import Recipe, parse_recipe
 
 
 def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[str]:
-    """`diffclip train` in two processes, as a user starts it."""
+    """Start `diffclip train` with two processes, as a user does."""
     file = run.with_suffix(".yaml")
     file.write_text(recipe.to_yaml())
     command = [sys.executable, "-m", "diffclip.cli", "train", str(file), "--run", str(run)]
@@ -49,7 +49,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_curve(a: Path, b: Path) -> None:
-    """Sums in another order part slowly; `b` may be longer."""
+    """Compare with a tolerance, since sums in another order drift apart slowly; `b` may be longer."""
     assert len(metrics(a)) <= len(metrics(b))
     for one, other in zip(metrics(a), metrics(b), strict=False):
         for name in ("step", "epoch", "samples", "lr"):
@@ -60,7 +60,7 @@ def assert_same_curve(a: Path, b: Path) -> None:
 
 @pytest.fixture(scope="module")
 def recipe(fields: dict[str, Any]) -> Recipe:
-    """With one learning rate all along, so that a run of more epochs begins alike."""
+    """A recipe with a constant learning rate, so that a run of more epochs begins the same way."""
     return parse_recipe(fields | {"lr_start": 1e-3, "lr_end": 1e-3}, "test")
 
 
@@ -72,7 +72,7 @@ def alone(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_two_processes_make_the_run_of_one_until_one_is_killed(alone, recipe, tmp_path) -> None:
+def test_two_processes_train_like_one_and_a_killed_rank_ends_the_run(alone, recipe, tmp_path) -> None:
     run = tmp_path / "run"
     process = start(changed(recipe, epochs=60), run)
     wait_for(process, run, 16)
@@ -88,7 +88,7 @@ def test_two_processes_make_the_run_of_one_until_one_is_killed(alone, recipe, tm
     assert_same_curve(alone, run)
     for here, there in zip(*(lines(folder / "validation.jsonl")[:2] for folder in (alone, run)), strict=True):
         correlations = [line.pop("map_correlation") for line in (here, there)]
-        assert there == pytest.approx(here, abs=0.1)  # an image or two of twelve
+        assert there == pytest.approx(here, abs=0.1)  # one or two images of twelve may differ
         assert there["captions"] == 60
         for tower, layers in correlations[0].items():
             assert correlations[1][tower] == pytest.approx(layers, abs=0.02)
@@ -101,8 +101,8 @@ def wait_for(process: subprocess.Popen[str], run: Path, steps: int) -> None:
         time.sleep(0.02)
 
 
-def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(alone, recipe, tmp_path) -> None:
-    recipe, run = changed(recipe, epochs=20), tmp_path / "run"  # so many that the signal comes in time
+def test_a_stopped_sharded_run_resumes_in_one_process(alone, recipe, tmp_path) -> None:
+    recipe, run = changed(recipe, epochs=20), tmp_path / "run"  # enough for the signal to come in time
     process = start(recipe, run, "--strategy", "fsdp")
     wait_for(process, run, 2)
     process.send_signal(signal.SIGTERM)
@@ -119,9 +119,7 @@ def test_a_sharded_run_is_asked_to_stop_and_goes_on_in_one_process(alone, recipe
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_one_process_goes_on_sharded_and_those_of_two_killed_ones_in_two(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_runs_resume_with_another_number_of_processes_or_strategy(recipe: Recipe, tmp_path: Path) -> None:
     recipe, whole, run = changed(recipe, epochs=6, checkpoint_every=2), tmp_path / "whole", tmp_path / "run"
     runner.train(recipe, whole)
     with pytest.MonkeyPatch.context() as patch:
@@ -133,7 +131,7 @@ def test_a_checkpoint_of_one_process_goes_on_sharded_and_those_of_two_killed_one
     for steps, options, shares in ((8, ["--strategy", "fsdp"], 2), (14, [], 1)):
         process = start(recipe, run, "--resume", *options)
         wait_for(process, run, steps)
-        process.kill()  # the others die with it
+        process.kill()  # its other processes die with it
         process.communicate()
         assert steps - 3 <= read_state(last).step < 30
         assert len(list(last.glob("optimizer-*"))) == shares
@@ -142,7 +140,7 @@ def test_a_checkpoint_of_one_process_goes_on_sharded_and_those_of_two_killed_one
 
 
 def ended_with_input_error(process: subprocess.Popen[str]) -> str:
-    """What was told on stderr, of which one line is ours."""
+    """Return stderr, which must have exactly one line of ours."""
     _, told = process.communicate(timeout=300)
     assert process.returncode == 2, told
     assert len([line for line in told.splitlines() if line.startswith("diffclip: ")]) == 1, told
@@ -162,10 +160,10 @@ def started_as(launcher: str, rank: int, port: int) -> tuple[list[str], dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "nodes"])
-def test_processes_may_be_started_by_others(launcher, alone, recipe, tmp_path) -> None:
+def test_torchrun_or_manual_nodes_can_start_the_processes(launcher, alone, recipe, tmp_path) -> None:
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(changed(recipe, epochs=1, warmup_epochs=0, lr_end=0, data={"val": None}).to_yaml())
-    # torchrun would take --run for an option of its own
+    # torchrun would read --run as an option of its own
     arguments = ["diffclip.cli", "train", str(file), "-r", str(run), "--accelerator", "cpu"]
     if launcher == "torchrun":
         torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
@@ -182,9 +180,7 @@ def test_processes_may_be_started_by_others(launcher, alone, recipe, tmp_path) -
 
 
 @pytest.mark.slow
-def test_a_process_whose_twin_is_killed_ends_with_one_line_where_nothing_watches(
-    alone, recipe, tmp_path
-) -> None:
+def test_a_rank_reports_its_killed_peer_in_one_line_without_a_launcher(alone, recipe, tmp_path) -> None:
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(changed(recipe, epochs=60).to_yaml())
     words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
@@ -204,7 +200,7 @@ def test_a_process_whose_twin_is_killed_ends_with_one_line_where_nothing_watches
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
+def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path: Path) -> None:
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(changed(recipe, batch_size=9).to_yaml())
     words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
@@ -214,13 +210,13 @@ def test_what_is_wrong_is_said_once(recipe: Recipe, tmp_path: Path) -> None:
     assert "diffclip: " not in ranks[1].communicate(timeout=300)[1]
     assert ranks[1].returncode == 2
     assert not run.exists()
-    # with a window each process has shards of its own: here one has a shard of broken samples
+    # with a window, each process has its own shards: here, one process has a shard of broken samples
     [shard] = Path(str(recipe.data.train)).glob("*.tar")
     train = zero_images(shard, tmp_path / "train" / "broken.tar", range(len(Shards([shard])))).parent
     shutil.copy(shard, train / "whole.tar")
     process = start(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "broken")
     assert "of one process in " in ended_with_input_error(process)
     taken = tmp_path / "taken"
-    (taken / "metrics.jsonl").mkdir(parents=True)  # in the way of what the first process alone writes
+    (taken / "metrics.jsonl").mkdir(parents=True)  # in the way of a file that only rank 0 writes
     (taken / ".lock").touch()
     assert "metrics.jsonl" in ended_with_input_error(start(recipe, taken))

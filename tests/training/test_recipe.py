@@ -1,4 +1,4 @@
-"""Recipes: what they decide, how they are changed, wrong ones, those of the package, and the optimizer of each."""
+"""Recipes: their fields, changes and errors, the recipes of the package, and the optimizer of a recipe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from diffclip.training.recipe_file import find_recipe, recipe_folders
 from diffclip.weights import save_weights
 
 
-def test_changes_reach_inner_keys_and_keep_the_rest(recipe_file: Path) -> None:
+def test_changes_set_inner_keys_and_keep_other_fields(recipe_file: Path) -> None:
     recipe = read_recipe(recipe_file, ["epochs=7", "lr=1e-3", "data.workers=2", "image_size=64"])
     assert (recipe.epochs, recipe.lr, recipe.data.workers, recipe.batch_size) == (7, 1e-3, 2, 8)
     assert recipe.config().vision.image_size == 64
@@ -76,7 +76,7 @@ def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, reci
     assert "\n" not in str(error.value)
 
 
-def test_a_wrong_value_blames_the_word_not_the_file(recipe_file: Path) -> None:
+def test_errors_name_the_change_or_the_file_with_the_wrong_value(recipe_file: Path) -> None:
     with pytest.raises(InputError, match=r"^lr=abc: Input should be a valid number"):
         read_recipe(recipe_file, ["epochs=2", "lr=abc"])
     recipe_file.write_text(recipe_file.read_text().replace("lr: 0.001", "lr: abc"))
@@ -95,7 +95,7 @@ def test_a_wrong_value_blames_the_word_not_the_file(recipe_file: Path) -> None:
         (b"vision: a\nlanguage_model: b\n", "has a language model: use `diffclip vlm train`"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_named(content: bytes, words: str, tmp_path: Path) -> None:
+def test_errors_name_files_that_are_not_recipes(content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_bytes(content)
     with pytest.raises(InputError, match=rf"bad\.yaml {words}"):
         read_recipe(tmp_path / "bad.yaml")
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_recipe_is_named(content: bytes, words: str, tmp_path:
         read_recipe("flickr8kcpu")
 
 
-def test_a_recipe_builds_on_others(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_recipes_inherit_from_a_base_and_refuse_cycles(fields: dict[str, Any], tmp_path: Path) -> None:
     base, more, third = (tmp_path / f"{name}.yaml" for name in ("base", "more", "third"))
     base.write_text(yaml.safe_dump(fields))
     more.write_text(yaml.safe_dump({"base": "base.yaml", "lr": 7e-4, "data": {"flip": 0.25}}))
@@ -128,7 +128,7 @@ def test_a_recipe_builds_on_others(fields: dict[str, Any], tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def saved(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small converted CLIP with all that OpenAI's differ in."""
+    """A small converted CLIP with all architecture details in which OpenAI's models differ."""
     sizes = fields["architecture"]
     towers = {name: sizes[name] | {"attention": "differential-added"} for name in ("vision", "text")}
     towers["vision"] |= {"pre_norm": True, "patch_bias": False, "activation": "quick_gelu", "norm_eps": 1e-5}
@@ -144,12 +144,12 @@ def of_weights(fields: dict[str, Any], saved: Path | str, **more: Any) -> dict[s
     return rest | {"model": "of-weights", "weights": str(saved)} | more
 
 
-def test_a_recipe_can_leave_its_model_to_its_weights(fields, saved, tmp_path) -> None:
+def test_model_of_weights_takes_the_architecture_from_the_weights(fields, saved, tmp_path) -> None:
     recipe = parse_recipe(of_weights(fields, saved), "test")
     assert recipe.model == "DiffCLIP-added"
     assert recipe.data.statistics == "openai"
     assert recipe.config() == read_config(saved)
-    # what it was stands in the recipe as resolved, which needs the weights no more
+    # the resolved recipe names the architecture, so it no longer needs the weights
     (tmp_path / "resolved.yaml").write_text(recipe.to_yaml().replace(str(saved), "gone"))
     again = read_recipe(tmp_path / "resolved.yaml")
     assert again == recipe.model_copy(update={"weights": "gone"})
@@ -161,7 +161,7 @@ def test_a_recipe_can_leave_its_model_to_its_weights(fields, saved, tmp_path) ->
 
 
 @pytest.mark.parametrize("variant", ["DiffCLIP-dynamic", "CLIP-registers"])
-def test_the_recipe_of_weights_has_their_configuration(variant: str) -> None:
+def test_model_fields_reproduce_the_configuration_of_the_weights(variant: str) -> None:
     config = named_config(f"{variant}-ViT-B-32")
     config.vision.pre_norm = True
     found = model_fields(config, "w")
@@ -169,7 +169,7 @@ def test_the_recipe_of_weights_has_their_configuration(variant: str) -> None:
     assert variant_config(found["model"], found["architecture"]) == config
 
 
-def test_what_weights_cannot_say_is_told_in_one_line(fields: dict[str, Any], saved: Path) -> None:
+def test_wrong_uses_of_model_of_weights_raise_one_line_errors(fields: dict[str, Any], saved: Path) -> None:
     other = CLIP(read_config(saved), seed=0)
     other.config.preprocess.mean = (0.5, 0.5, 0.5)
     save_weights(other, saved.parent / "other")
@@ -186,7 +186,7 @@ def test_what_weights_cannot_say_is_told_in_one_line(fields: dict[str, Any], sav
         assert "\n" not in str(error.value)
 
 
-# those of `diffclip vlm train` and of `diffclip study` have other schemas
+# recipes of `diffclip vlm train` and `diffclip study` have other schemas
 FILES = sorted(
     file
     for folder in recipe_folders()
@@ -203,18 +203,18 @@ COST = re.compile(
 
 
 def plainly_read(file: Path, *changes: str) -> Recipe:
-    """The recipe with a model of its own, as the weights that one leaves its model to are not there."""
+    """Read a recipe; name a model in place of `model: of-weights`, since its weights are not available here."""
     named = ["model=DiffCLIP-ViT-B-16"] if file in OF_WEIGHTS else []
     return read_recipe(file, [*named, *changes])
 
 
 def head(file: Path) -> str:
-    """The comment that a recipe begins with, in one line."""
+    """Return the comment at the start of a recipe."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
 
 
-def test_the_recipes_are_those_that_are_promised_and_read_for_every_model() -> None:
+def test_all_promised_recipes_exist_and_load_with_every_model() -> None:
     promised = {"flickr8k_cpu", "flickr8k_gpu", "cc3m_vitb16", "cc12m_vitb16", "laion_vits16", "laion_vitl14"}
     assert promised <= {file.stem for file in FILES}
     of_weights = {file.stem for file in OF_WEIGHTS}
@@ -227,7 +227,7 @@ def test_the_recipes_are_those_that_are_promised_and_read_for_every_model() -> N
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_first_lines_say_what_why_and_how_much(file: Path) -> None:
+def test_recipe_headers_have_reproduces_command_expected_and_cost(file: Path) -> None:
     said = head(file)
     places = [said.find(f"# {word}: ") for word in ("Reproduces", "Command", "Expected", "Cost")]
     assert places[0] == 0
@@ -238,7 +238,7 @@ def test_the_first_lines_say_what_why_and_how_much(file: Path) -> None:
     assert max(map(len, said.splitlines())) <= 120
 
 
-def test_the_papers_settings_are_the_defaults_and_those_of_its_recipes() -> None:
+def test_defaults_and_paper_recipes_have_the_papers_settings() -> None:
     fields = {"model": "DiffCLIP-ViT-B-16", "epochs": 40, "batch_size": 4096, "data": {"train": "x"}}
     plain = parse_recipe(fields, "t")
     assert (plain.init, plain.precision) == ("matched", "auto")
@@ -254,7 +254,7 @@ def test_the_papers_settings_are_the_defaults_and_those_of_its_recipes() -> None
     assert {(recipe.init, recipe.precision) for recipe in published} == {("published", "bf16")}
 
 
-def test_warm_ups_are_the_numbers_of_steps_that_are_stated() -> None:
+def test_warmups_have_the_stated_numbers_of_steps() -> None:
     stated = {"laion_vits16": 500, "laion_vitl14": 2000, "finetune_vitb16": 50, "finetune_differential": 500}
     for name, steps in stated.items():
         recipe = plainly_read(find_recipe(name))
@@ -263,7 +263,7 @@ def test_warm_ups_are_the_numbers_of_steps_that_are_stated() -> None:
         assert planned == pytest.approx(steps, rel=0.02), name
 
 
-# counting over a model takes long; these three have the same one
+# planning a model is slow; the QUICK recipes share one model
 @pytest.mark.parametrize(
     "file",
     [
@@ -273,7 +273,7 @@ def test_warm_ups_are_the_numbers_of_steps_that_are_stated() -> None:
     ],
     ids=lambda file: file.stem,
 )
-def test_the_cost_is_what_the_plan_says(file: Path) -> None:
+def test_recipe_headers_state_the_cost_of_the_plan(file: Path) -> None:
     said = COST.search(head(file))
     assert said is not None
     assert said["name"] == file.stem
@@ -288,7 +288,7 @@ def test_the_cost_is_what_the_plan_says(file: Path) -> None:
 # --- the optimizer of a recipe ---
 
 
-def test_vectors_lambdas_norms_biases_and_the_scale_are_not_decayed(recipe: Recipe) -> None:
+def test_vectors_lambdas_norms_biases_and_logit_scale_have_no_decay(recipe: Recipe) -> None:
     model = CLIP(recipe.config(), seed=0)
     decayed, *plain = make_optimizer(model, recipe).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
@@ -301,13 +301,13 @@ def test_vectors_lambdas_norms_biases_and_the_scale_are_not_decayed(recipe: Reci
     assert not with_decay & without
     assert {"visual.pos_embed", "image_projection", "token_embedding.weight"} <= with_decay
     assert not any(part in name for name in with_decay for part in ("lambda_", "norm", "ln_", "bias"))
-    # apart from the others, since they are never shared out over processes
+    # in a group of their own, since they are never sharded over processes
     assert {names[id(p)].rpartition(".")[2] for p in plain[1]["params"]} == {
         *("logit_scale", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
     }
 
 
-def test_warm_up_is_linear_then_cosine(recipe: Recipe) -> None:
+def test_learning_rate_has_linear_warmup_then_cosine_decay(recipe: Recipe) -> None:
     lrs = [learning_rate(step, 100, 10, recipe) for step in range(1, 101)]
     assert lrs[0] == pytest.approx(recipe.lr_start)
     assert lrs[9] == pytest.approx(recipe.lr)
@@ -316,6 +316,6 @@ def test_warm_up_is_linear_then_cosine(recipe: Recipe) -> None:
     assert lrs[54] == pytest.approx(recipe.lr_end + (recipe.lr - recipe.lr_end) * half)
     assert lrs[99] == pytest.approx(recipe.lr_end)
     assert lrs[9:] == sorted(lrs[9:], reverse=True)
-    # no warm-up is allowed
+    # a warm-up of 0 steps is allowed
     assert learning_rate(1, 10, 0, recipe) < recipe.lr
     assert learning_rate(10, 10, 0, recipe) == pytest.approx(recipe.lr_end)

@@ -1,6 +1,6 @@
-"""The tiny parts of `tiny_vlm`, made once, and connected.
+"""The tiny parts of `tiny_vlm`, made once per session, and the model that connects them.
 
-Tests must not change what they are given (`copy.deepcopy` first).
+Tests must not change these fixtures (use `copy.deepcopy` first).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import diffclip
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Indexes of conversations that fixtures make stay out of the user's cache folder."""
+    """Keep the conversation indexes of fixtures out of the user's cache folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -25,7 +25,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved DiffCLIP, as a recipe's `vision` names it."""
+    """A saved DiffCLIP for a recipe's `vision`."""
     folder = tmp_path_factory.mktemp("vision") / "tiny"
     diffclip.save_weights(make_clip(), folder)
     return folder
@@ -42,7 +42,7 @@ def parts() -> tuple[Any, Any, Any, Any]:
 
 @pytest.fixture(scope="session")
 def tiny_language_folder(tmp_path_factory: pytest.TempPathFactory, parts: Any) -> Path:
-    """The language model and its tokenizer saved, as a recipe's `language_model` names them."""
+    """The saved language model and tokenizer for a recipe's `language_model`."""
     folder = tmp_path_factory.mktemp("language") / "tiny"
     for part in parts[1:3]:
         part.save_pretrained(folder)
@@ -59,7 +59,7 @@ def tiny_vlm(parts: Any) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="session")
 def saved(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The connected model in a folder `model`, as a run of stage 1 has it."""
+    """The connected model in a folder `model`, as in a run of stage 1."""
     from diffclip.vlm.files import save_vlm
 
     folder = tmp_path_factory.mktemp("saved") / "model"
@@ -69,7 +69,7 @@ def saved(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def processor(tiny_vlm: tuple[Any, Any]) -> Any:
-    """Of images of 16 × 16 pixels in 4 patches."""
+    """The processor for images of 16 × 16 pixels in 4 patches."""
     return tiny_vlm[1]
 
 

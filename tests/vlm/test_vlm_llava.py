@@ -1,4 +1,4 @@
-"""The connected model: its parts' numbers, saved and loaded, asked, and what cannot be used."""
+"""The connected model: the numbers of its parts, saving and loading, questions, and errors for unusable parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def words(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-def test_a_connected_model_is_its_parts_and_loads_with_auto_classes(
+def test_a_connected_model_matches_its_parts_and_loads_with_auto_classes(
     connector: str, parts: Any, tmp_path: Path
 ) -> None:
     vision, language, _, _ = parts
@@ -64,7 +64,7 @@ def test_a_connected_model_is_its_parts_and_loads_with_auto_classes(
     assert written == prompt(processor, "Is it red?", True)
 
 
-def test_the_seed_decides_the_connectors_start(parts: Any) -> None:
+def test_the_seed_determines_the_connectors_initial_weights(parts: Any) -> None:
     state = torch.random.get_rng_state()
     starts = [connect(*parts, seed=seed)[0].model.multi_modal_projector.weight for seed in (3, 3, 4)]
     assert torch.equal(starts[0], starts[1])
@@ -79,7 +79,7 @@ def test_the_seed_decides_the_connectors_start(parts: Any) -> None:
         ("GPTNeoXForCausalLM", "is not built as Llama and Qwen2 are"),
     ],
 )
-def test_language_models_of_other_families_fit_or_are_refused(kind: str, message: str, parts: Any) -> None:
+def test_llama_models_connect_and_other_families_are_refused(kind: str, message: str, parts: Any) -> None:
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).eval()
     assert torch.equal(words(connect(parts[0], llama, *parts[2:])[0]), words(llama))
     causal = getattr(transformers, kind)
@@ -111,7 +111,7 @@ QUESTIONS = ("Is the picture light?", "What colour is the square? Describe the p
 
 @pytest.fixture(scope="module")
 def talker(tiny_vlm: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The tiny model with a language model that is sure of itself, so that rounding decides nothing."""
+    """The tiny model with a confident language model, so that rounding does not change answers."""
     model = copy.deepcopy(tiny_vlm[0])
     with torch.no_grad():
         for parameter in model.model.language_model.parameters():
@@ -139,7 +139,7 @@ def test_a_model_loads_from_its_folder_and_from_its_run(saved: Path, tiny_vlm: t
         save_vlm(*tiny_vlm, saved)
 
 
-def test_folders_without_a_model(saved: Path, tiny_clip_folder: Path, tmp_path: Path) -> None:
+def test_folders_without_a_model_are_refused(saved: Path, tiny_clip_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip" / "checkpoints").mkdir(parents=True)
     (tmp_path / "clip" / "recipe.yaml").write_text("model: CLIP-ViT-B-16\n")
     (tmp_path / "begun").mkdir()
@@ -165,7 +165,7 @@ def test_folders_without_a_model(saved: Path, tiny_clip_folder: Path, tmp_path: 
             load_vlm(source)
 
 
-def test_vision_towers_and_language_models(
+def test_vision_towers_and_language_models_load_or_are_refused(
     tiny_clip_folder: Path, tiny_language_folder: Path, parts: Any, tmp_path: Path
 ) -> None:
     vision, image_processor = load_vision(str(tiny_clip_folder))
@@ -198,7 +198,7 @@ def test_code_that_comes_with_weights_does_not_run(tmp_path: Path, tiny_language
     assert not marker.exists()
 
 
-def test_a_batch_answers_as_each_question_alone(talker, shades: list[Image.Image]) -> None:
+def test_answers_are_the_same_in_a_batch_as_one_by_one(talker, shades: list[Image.Image]) -> None:
     images = [shades[0], None, shades[1]]
     together = answer(*talker, images, QUESTIONS, 6)
     each = zip(images, QUESTIONS, strict=True)
@@ -211,7 +211,7 @@ def test_a_batch_answers_as_each_question_alone(talker, shades: list[Image.Image
     assert len(short) < len(together[0])
 
 
-def test_the_command_asks_each_question(talker, shades: list[Image.Image], tmp_path: Path) -> None:
+def test_the_ask_command_answers_each_question(talker, shades: list[Image.Image], tmp_path: Path) -> None:
     save_vlm(*talker, tmp_path / "run" / "model")
     shades[0].save(tmp_path / "dark.png")
     asked = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")

@@ -44,7 +44,7 @@ def test_answers_are_read_as_the_published_parser_does(answer: str, texts: list[
 
 
 def asked(labels: str, per_image: int = 2) -> list[Question]:
-    """A question for each letter y or n, so many about each image."""
+    """Make a question for each letter y or n, `per_image` of them about each image."""
     named = {"y": "yes", "n": "no"}
     return [
         Question(question_id=i, image=f"{i // per_image}.jpg", text=f"Is there a {i}?", label=named[letter])
@@ -53,18 +53,18 @@ def asked(labels: str, per_image: int = 2) -> list[Question]:
 
 
 def scored(labels: str, said: str, per_image: int = 2) -> dict[str, Score]:
-    """The scores of one file by metric; the three files are the same."""
+    """Score the same questions and answers as all three splits; return the scores of one split by metric."""
     questions = QuestionSet("made", dict.fromkeys(SPLITS, asked(labels, per_image)), Path())
     words = {"y": "Yes.", "n": "No.", "?": ""}
     found = score_answers(questions, {split: [words[letter] for letter in said] for split in SPLITS})
-    # three times the same answers say no more than once
+    # three equal splits must not narrow the interval
     for one, overall in zip(found["random"], found["overall"], strict=True):
         assert (overall.value, overall.low, overall.high) == pytest.approx((one.value, one.low, one.high))
     return {one.metric: one for one in found["random"]}
 
 
-def test_metrics_by_hand() -> None:
-    # 3 yes right and 1 missed, 2 no right and 2 false
+def test_metrics_match_values_computed_by_hand() -> None:
+    # label yes: 3 right and 1 missed; label no: 2 right and 2 wrong
     found = scored("yyyynnnn", "yyynyynn")
     values = {name: one.value for name, one in found.items()}
     expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8)
@@ -77,17 +77,17 @@ def test_metrics_by_hand() -> None:
     assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
 
 
-def test_a_ratio_of_nothing_is_0_with_the_widest_interval() -> None:
+def test_a_ratio_without_cases_is_0_with_the_interval_0_to_1() -> None:
     for labels, empty in (("ynyn", ["precision"]), ("nnnn", ["precision", "recall"])):
         found = scored(labels, "nnnn")
         assert found["precision"].value == found["recall"].value == found["f1"].value == 0
         assert [(found[metric].low, found[metric].high) for metric in empty] == [(0, 1)] * len(empty)
 
 
-def test_intervals_draw_images_with_all_their_questions() -> None:
+def test_intervals_resample_images_with_all_their_questions() -> None:
     dice = np.random.default_rng(0)
     labels = "yn" * 300
-    right = np.repeat(dice.random(100) < 0.7, 6).astype(float)  # of each image all answers are right, or none
+    right = np.repeat(dice.random(100) < 0.7, 6).astype(float)  # all answers of an image are right, or none
     said = "".join(letter if own else "ny"[letter == "n"] for letter, own in zip(labels, right, strict=True))
     found = scored(labels, said, per_image=6)["accuracy"]
     expected = mean_interval(right, np.repeat(np.arange(100), 6))
@@ -96,8 +96,8 @@ def test_intervals_draw_images_with_all_their_questions() -> None:
     assert 0.95 < same.low < same.value == same.high == 1
 
 
-def test_the_mean_of_three_splits() -> None:
-    """Each counts the same, however many questions it has."""
+def test_the_overall_score_is_the_mean_of_the_three_splits() -> None:
+    """Each split has the same weight, whatever its number of questions."""
     labels = dict(zip(SPLITS, ("ynyn", "ynynyn", "ynynynyn"), strict=True))
     questions = QuestionSet("made", {split: asked(own) for split, own in labels.items()}, None)
     right = ["Yes", "No"]
@@ -109,7 +109,7 @@ def test_the_mean_of_three_splits() -> None:
 
 
 def write_set(folder: Path, random: str | None = None) -> Path:
-    """Three files of four questions about two images, or `random` as one of them."""
+    """Write three files of four questions about two images; `random` replaces the text of the split random."""
     (folder / "images").mkdir(parents=True)
     for name in ("0.jpg", "1.jpg"):
         Image.new("RGB", (16, 16), "red").save(folder / "images" / name)
@@ -135,7 +135,7 @@ def line(**fields: object) -> str:
         (None, r"cannot read .*popular.json .*: POPE has the files"),
     ],
 )
-def test_bad_questions_are_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+def test_bad_question_files_raise_one_line_errors(tmp_path: Path, text: str | None, message: str) -> None:
     folder = write_set(tmp_path / "set", random=text)
     if text is None:
         (folder / "coco_pope_popular.json").unlink()
@@ -160,7 +160,7 @@ def models(tmp_path_factory, tiny_vlm: tuple[Any, Any], parts: Any) -> tuple[Pat
 run = partial(in_process.call, "vlm", "evaluate")
 
 
-def test_the_command_asks_once_and_keeps_other_records(models, tmp_path: Path, monkeypatch) -> None:
+def test_the_evaluate_command_asks_once_and_keeps_other_records(models, tmp_path: Path, monkeypatch) -> None:
     data, output = tmp_path / "scenes", tmp_path / "out" / "pope.jsonl"
     write_questions(data, 2, 16, 0)
     monkeypatch.setattr(chat, "answer", partial(chat.answer, max_new_tokens=2))

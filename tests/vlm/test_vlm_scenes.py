@@ -1,4 +1,4 @@
-"""Conversations and questions about scenes, and the small language model that reads them first."""
+"""Conversations and questions about scenes, and the small language model that is trained for them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dice(index: int) -> Dice:
 
 
 def write(folder: Path, progress: Any = lambda *done: None) -> Path:
-    """Two conversations about each of 24 images, which lie in folders of ten."""
+    """Write two conversations about each of 24 images, with ten images in a folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("diffclip.vlm.scenes._PART", 10)
         write_conversations(folder, 24, 2, 16, 3, progress)
@@ -53,7 +53,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_yes_no_answers_are_true_and_do_not_follow_from_those_before(topic: Any) -> None:
+def test_yes_no_answers_are_true_and_independent_of_earlier_answers(topic: Any) -> None:
     often = count_things(map(scene, range(SCENES)))
     after: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for index in range(2000):
@@ -76,7 +76,7 @@ def test_yes_no_answers_are_true_and_do_not_follow_from_those_before(topic: Any)
         assert abs(counts["yes"] / counts.total() - 0.5) < 2.5 / counts.total() ** 0.5, given
 
 
-def test_told_answers_are_true_of_the_scene() -> None:
+def test_open_answers_and_descriptions_are_true_of_the_scene() -> None:
     asked = set()
     for index in range(SCENES):
         specs = scene(index)
@@ -100,9 +100,7 @@ def test_told_answers_are_true_of_the_scene() -> None:
     assert set(describe(lone, dice(0)).split(" and ")) == {"two red stars", "a blue ring"}
 
 
-def test_both_stages_are_llavas_json_about_images_that_are_not_asked_about(
-    written: Path, tmp_path: Path
-) -> None:
+def test_both_stages_are_llava_json_on_images_that_no_question_uses(written: Path, tmp_path: Path) -> None:
     images = written / "images"
     captions, talks = (open_conversations(written / f"stage{stage}.json", images) for stage in (1, 2))
     assert (len(captions), len(talks)) == (24, 48)
@@ -118,7 +116,7 @@ def test_both_stages_are_llavas_json_about_images_that_are_not_asked_about(
     assert not asked & {file.read_bytes() for file in images.rglob("*.jpg")}
 
 
-def test_the_same_conversations_come_again_and_a_stop_keeps_images(written: Path, tmp_path: Path) -> None:
+def test_a_stopped_write_keeps_images_and_resumes_to_the_same_files(written: Path, tmp_path: Path) -> None:
     done: list[int] = []
 
     def stop(what: str, more: int, total: int) -> None:
@@ -137,7 +135,7 @@ def test_the_same_conversations_come_again_and_a_stop_keeps_images(written: Path
         assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
 
 
-def test_the_language_model_has_whole_words_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+def test_the_language_model_has_whole_word_tokens_and_resumes_exactly(tmp_path: Path) -> None:
     settings = LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4)
     made, stopped = tmp_path / "made", tmp_path / "stopped"
     make_language_model(made, settings)

@@ -1,4 +1,4 @@
-"""Recipes and training: trained parts, batches, that a stopped run ends as one that was not, and the demo."""
+"""Recipes and training: trained parts, batches, resumed runs, and the demo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Read = Callable[..., VLMRecipe]
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory, tiny_clip_folder: Path, tiny_language_folder: Path, saved: Path) -> Path:
-    """A recipe of both stages on the same 12 conversations, of which stage 1 takes those with an image."""
+    """A recipe of both stages on the same 12 conversations; stage 1 takes only conversations with an image."""
     folder = tmp_path_factory.mktemp("training")
     everything, images = write_conversations(folder)
     samples = json.loads(everything.read_text())
@@ -69,12 +69,12 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
-    """The parts in which something changed."""
+    """Return the parts of the model whose weights changed."""
     assert before.keys() == after.keys()
     return {name.split(".")[1] for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_stage_1_trains_the_connector_alone_and_writes_its_metrics(first: Path, saved: Path) -> None:
+def test_stage_1_trains_only_the_connector_and_writes_metrics(first: Path, saved: Path) -> None:
     assert changed(load_file(saved / "model.safetensors"), weights(first)) == {"multi_modal_projector"}
     records = metrics(first)
     assert [record["step"] for record in records] == list(range(1, 13))
@@ -91,7 +91,7 @@ def test_stage_1_trains_the_connector_alone_and_writes_its_metrics(first: Path, 
     assert [path.name for path in sorted(first.glob("checkpoint-*"))] == ["checkpoint-10", "checkpoint-12"]
 
 
-def test_stage_2_goes_on_with_connector_and_language_model(first: Path, read: Read, tmp_path: Path) -> None:
+def test_stage_2_trains_the_connector_and_the_language_model(first: Path, read: Read, tmp_path: Path) -> None:
     assert train_stage(read(f"stage2.start={first}"), 2, tmp_path / "second") == 3
     parts = {"multi_modal_projector", "language_model"}
     assert changed(weights(first), weights(tmp_path / "second")) == parts
@@ -105,8 +105,8 @@ def test_a_connector_of_two_layers_trains_and_is_loaded(read: Read, tmp_path: Pa
     assert model.model.multi_modal_projector.linear_2.weight.abs().sum() > 0
 
 
-def test_a_batch_is_the_same_in_any_passes(read: Read, tmp_path: Path) -> None:
-    """Answers count by their tokens over the whole batch, however it is cut, with checkpointing or without."""
+def test_training_is_the_same_with_any_micro_batch_size(read: Read, tmp_path: Path) -> None:
+    """Each answer token of the batch has the same weight, for any micro-batch size, with checkpointing or without."""
     ways = {
         "whole": ["stage2.per_device_batch_size=4"],
         "single": ["stage2.per_device_batch_size=1", "gradient_checkpointing=true"],
@@ -119,7 +119,7 @@ def test_a_batch_is_the_same_in_any_passes(read: Read, tmp_path: Path) -> None:
     torch.testing.assert_close(whole, single, rtol=1e-5, atol=2e-4)
 
 
-def test_a_stopped_or_killed_run_ends_as_one_that_was_not(first: Path, read: Read, tmp_path: Path) -> None:
+def test_a_stopped_or_killed_run_resumes_to_the_same_weights(first: Path, read: Read, tmp_path: Path) -> None:
     changes, run = "stage1.epochs=4", tmp_path / "stopped"
     recipe = read(changes)
     with stopped_after_a_save():
@@ -130,7 +130,7 @@ def test_a_stopped_or_killed_run_ends_as_one_that_was_not(first: Path, read: Rea
     other = tmp_path / "mended.json"
     found = json.loads(Path(recipe.stage(1).json_file).read_text())
     answer = found[0]["conversations"][1]
-    answer["value"] = answer["value"].swapcase()  # of the same length
+    answer["value"] = answer["value"].swapcase()  # an answer of the same length
     other.write_text(json.dumps(found))
     with pytest.raises(InputError, match="was started with other conversations"):
         train_stage(read(changes, f"stage1.json={other}"), 1, run, resume=True)
@@ -138,7 +138,7 @@ def test_a_stopped_or_killed_run_ends_as_one_that_was_not(first: Path, read: Rea
     for folder in kept:
         folder.mkdir()
     (kept[0] / "trainer_state.json").write_text("{}")
-    # a kill comes steps after the last whole checkpoint, or cuts one off
+    # a kill comes steps after the last whole checkpoint, or cuts a checkpoint off
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4}\n{"step": 5, "lo')
     for name in ("checkpoint-98", "checkpoint-99"):
@@ -151,7 +151,7 @@ def test_a_stopped_or_killed_run_ends_as_one_that_was_not(first: Path, read: Rea
     assert not changed(weights(first), weights(run))
 
 
-def test_folders_that_are_taken(first: Path, read: Read, tmp_path: Path) -> None:
+def test_finished_or_taken_run_folders_are_not_trained_in(first: Path, read: Read, tmp_path: Path) -> None:
     recipe = read("stage1.epochs=4")
     command = ("vlm", "train", "--stage", "1", first / "recipe.yaml", "--run", first, "--resume")
     said, _ = in_process.call(*command)
@@ -169,7 +169,7 @@ def test_folders_that_are_taken(first: Path, read: Read, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
-def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path, first: Path, saved: Path) -> None:
+def test_train_errors_are_one_line(read: Read, tmp_path: Path, file: Path, first: Path, saved: Path) -> None:
     def said(stage: int, *changes: str, run: str = "run") -> str:
         with pytest.raises(DiffCLIPError) as caught:
             train_stage(read(*changes), stage, tmp_path / run)
@@ -189,13 +189,13 @@ def test_what_cannot_be_trained(read: Read, tmp_path: Path, file: Path, first: P
     (tmp_path / "images" / "3.png").write_bytes(b"no image")
     assert "3.png" in said(1, f"stage1.images={tmp_path / 'images'}", "workers=1", run="broken")
     assert "step 2: " in said(1, "stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
-    # a run that ended before its first checkpoint is started again, here with other images
+    # a run that ended before its first checkpoint can be restarted, here with other images
     assert train_stage(read(), 1, tmp_path / "broken", resume=True) == 3
     assert read_vlm_recipe(tmp_path / "broken" / "recipe.yaml").stage(1).images == str(file.parent / "images")
 
 
-def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
-    """A limit on the size of files stands in for a disk that is full."""
+def test_a_full_disk_is_an_input_error(read: Read, tmp_path: Path) -> None:
+    """Use a limit on file sizes in place of a full disk."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -210,8 +210,8 @@ def test_a_full_disk_is_one_line(read: Read, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> None:
-    """By torchrun, and resumed in the second epoch; some passes of some processes have no image."""
+def test_two_processes_train_like_one_process(file: Path, read: Read, tmp_path: Path) -> None:
+    """Train with torchrun and resume in the second epoch; some passes of some processes have no image."""
     alone, both = tmp_path / "alone", tmp_path / "both"
     train_stage(read("stage2.epochs=2"), 2, alone)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -227,9 +227,7 @@ def test_two_processes_train_as_one(file: Path, read: Read, tmp_path: Path) -> N
             shutil.rmtree(both / name)
 
 
-def test_recipes_have_llavas_defaults_and_read_as_they_were_written(
-    read: Read, file: Path, tmp_path: Path
-) -> None:
+def test_recipes_have_llavas_defaults_and_reload_as_written(read: Read, file: Path, tmp_path: Path) -> None:
     recipe = read()
     assert (recipe.connector, recipe.max_length, recipe.seed) == ("linear", 2048, 0)
     assert (recipe.stage(1).warmup_ratio, recipe.stage(1).weight_decay) == (0.03, 0.0)
@@ -242,7 +240,7 @@ def test_recipes_have_llavas_defaults_and_read_as_they_were_written(
     assert (over.stage(1).lr, over.stage(1).batch_size) == (5e-4, 4)
 
 
-def test_wrong_recipes_are_one_line(read: Read, tmp_path: Path) -> None:
+def test_wrong_recipes_are_input_errors(read: Read, tmp_path: Path) -> None:
     for change, message in (
         ("conector=linear", "unknown recipe key 'conector': did you mean 'connector'"),
         ("stage1.start=runs/x", "only stage 2 starts from a model"),
@@ -254,13 +252,13 @@ def test_wrong_recipes_are_one_line(read: Read, tmp_path: Path) -> None:
         read().only(1).stage(2)
     with pytest.raises(InputError, match="is a recipe of `diffclip train`"):
         read_vlm_recipe("cc12m_vitb16")
-    # before its models are downloaded
+    # the error comes before models are downloaded
     with pytest.raises(InputError, match=r"558k.json does not exist: give stage1.json=FILE"):
         in_process.call("vlm", "train", "--stage", "1", "vlm_qwen05b_stage1", "--run", tmp_path / "run")
 
 
 @pytest.mark.parametrize(("stage", "lr"), [(1, 1e-3), (2, 2e-5)])
-def test_the_papers_recipes_have_its_settings(stage: int, lr: float) -> None:
+def test_the_papers_recipes_have_the_papers_settings(stage: int, lr: float) -> None:
     recipe = read_vlm_recipe(f"vlm_qwen05b_stage{stage}")
     part = recipe.stage(stage)
     assert recipe.language_model == "Qwen/Qwen2.5-0.5B-Instruct"
@@ -274,7 +272,7 @@ PARTS = (
 
 
 @pytest.mark.slow(minutes=1)
-def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
+def test_the_demo_makes_and_evaluates_everything_once(tmp_path: Path) -> None:
     from diffclip.cli.vlm import run_vlm_demo
     from diffclip.vlm.demo import DemoSettings
     from diffclip.vlm.language_model import LanguageSettings
@@ -285,7 +283,7 @@ def test_everything_is_made_and_evaluated_once(tmp_path: Path) -> None:
         tower=["epochs=1", "batch_size=32", "warmup_epochs=0"],
         recipe=[f"stage{one}.{key}=8" for one in (1, 2) for key in ("batch_size", "per_device_batch_size")],
     )
-    folder = tmp_path / "runs: 2026"  # of any name
+    folder = tmp_path / "runs: 2026"  # any folder name works
     first: list[str] = []
     page = run_vlm_demo(folder, [0], first.append, settings)
     assert "POPE" in page.read_text()

@@ -23,7 +23,7 @@ _CORPUS = (
     "Is there a red circle? Yes. No. Are there two blue squares? It is “blue”, isn't it?\r\n",
     "Yes Yes Yes Yes No No red red assistant assistant",
 )
-# as in its tokenizer_config.json: the tools' tokens are added but not special
+# as in Qwen2.5's tokenizer_config.json: tool tokens are added but not special
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SPECIAL += ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 ADDED = ("<tool_call>", "</tool_call>")
@@ -48,7 +48,7 @@ def make_vision(attention: str = "differential", layers: int = 2, seed: int = 0)
 
 
 def make_tokenizer(special: tuple[str, ...] = SPECIAL) -> Any:
-    """A tokenizer built as Qwen2.5's is (its class, its pre-tokenizer, its special tokens), of a small vocabulary."""
+    """Make a tokenizer like Qwen2.5's (class, pre-tokenizer, special tokens) with a small vocabulary."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import AddedToken, Qwen2Tokenizer
     from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
@@ -86,7 +86,7 @@ def make_language_model(tokenizer: Any, seed: int = 0, **sizes: Any) -> Any:
 
 @contextmanager
 def stopped_after_a_save() -> Iterator[None]:
-    """Ask a training in here to stop, by SIGTERM, when it has saved a checkpoint; tell that it did."""
+    """Send SIGTERM to the training in this block after it saves a checkpoint, and check that it stops."""
     from diffclip.errors import StoppedError
     from diffclip.vlm.train import Reporter
 
@@ -102,7 +102,7 @@ def stopped_after_a_save() -> Iterator[None]:
 
 
 def write_conversations(folder: Path, number: int = 12) -> tuple[Path, Path]:
-    """(json, images): a set in LLaVA's format with a question a sample; every fifth has no image."""
+    """Write a set in LLaVA's format: one question per sample, every fifth without an image. Return (json, images)."""
     images = folder / "images"
     images.mkdir(parents=True, exist_ok=True)
     samples = []

@@ -44,7 +44,7 @@ def differential(model_folders: list[Path]) -> Loaded:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images, with one below it, one that is broken and a neighbour that is not theirs."""
+    """A folder of images with a subfolder and a broken file, next to an image outside the folder."""
     folder = tmp_path_factory.mktemp("around") / "photos"
     (folder / "below").mkdir(parents=True)
     for index, (name, color) in enumerate(COLORS.items()):

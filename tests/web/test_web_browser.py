@@ -1,4 +1,4 @@
-"""The page in a real browser, without a window. Tests install nothing: `make browser` does."""
+"""The page in a real headless browser. Tests do not install it: `make browser` does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def window(chromium) -> Iterator[Any]:
-    """A tab of 1280 px, with what it asked for, what it complained of and what popped up."""
+    """A tab of 1280 px that records its requests, errors and dialogs."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     one = context.new_page()
     one.asked, one.errors, one.dialogs = [], [], []
@@ -57,14 +57,14 @@ def tab(window, address) -> Any:
     window.goto(address)
     for said in (window.errors, window.dialogs):
         said.clear()
-    # comes by the first event, so the page's own script is at work by then
+    # this image comes with the first event, so the page's own script is running by then
     window.wait_for_selector("#dc-upload img")
     settle(window)
     return window
 
 
 def settle(tab: Any) -> None:
-    """Let gradio's client close its stream after a result: what is asked in that moment waits for the next event."""
+    """Let gradio's client close its stream after a result: a request in that moment would wait for the next event."""
     tab.wait_for_timeout(400)
 
 
@@ -81,7 +81,7 @@ def visible_maps(tab: Any) -> list[str]:
     return [image.get_attribute("src") for image in tab.locator("img.dc-map:visible").all()]
 
 
-def test_upload_type_click_and_the_overlay_changes(tab, tmp_path):
+def test_an_upload_and_new_texts_change_maps_and_scores(tab, tmp_path):
     noise = write_image(tmp_path / "noise.png", 3, (120, 90))
     scene = visible_maps(tab)
     assert len(scene) == 2
@@ -100,7 +100,7 @@ def test_upload_type_click_and_the_overlay_changes(tab, tmp_path):
     assert sum(shares) == pytest.approx(200, abs=0.3)
 
 
-def test_another_text_and_another_map_need_no_answer(tab):
+def test_choosing_another_text_or_map_needs_no_server_request(tab):
     first = visible_maps(tab)
     asked = len(tab.asked)
     tab.locator("#dc-choice input").nth(1).check()
@@ -127,7 +127,7 @@ def test_another_text_and_another_map_need_no_answer(tab):
     assert not [url for url in tab.asked[asked:] if "queue/join" in url]
 
 
-def test_a_clicked_patch_shows_where_it_looks_in_every_model(tab):
+def test_a_clicked_patch_shows_its_attention_in_every_model(tab):
     asked = len(tab.asked)
     stage = tab.locator(".dc-stage").first
     box = stage.bounding_box()
@@ -148,7 +148,7 @@ def test_a_clicked_patch_shows_where_it_looks_in_every_model(tab):
     assert not [url for url in tab.asked[asked:] if "queue/join" in url]
 
 
-def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
+def test_hostile_texts_are_shown_literally_and_never_run(tab):
     hostile = [
         "<script>alert(1)</script>",
         "<img src=x onerror=alert(2)>",
@@ -165,7 +165,7 @@ def test_what_visitors_write_is_shown_as_they_wrote_it(tab):
     assert tab.locator(".dc-results script, .dc-results [onerror], .dc-results [onload]").count() == 0
 
 
-def test_search_by_text_and_by_image_asks_nobody_else(tab, address, photos):
+def test_search_by_text_and_image_sends_no_request_to_other_hosts(tab, address, photos):
     tab.get_by_role("tab", name="Search").click()
     tab.wait_for_selector("#dc-status:has-text('4 images, 1 skipped')", timeout=60_000)
     settle(tab)

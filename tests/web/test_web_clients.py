@@ -1,4 +1,4 @@
-"""The page as a real process, with clients that do their worst."""
+"""The page as a real process, with hostile clients and many clients at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wrong_kinds() -> list[tuple[str, bytes]]:
 
 
 def malformed(seed: int) -> Iterator[tuple[str, bytes]]:
-    """Bombs and files of other kinds, then cut and damaged images of all kinds, UPLOADS in all."""
+    """Yield UPLOADS files: decompression bombs, files of other kinds, then cut and damaged images of all kinds."""
     dice = random.Random(seed)
     image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8))
     whole = {
@@ -72,13 +72,13 @@ def malformed(seed: int) -> Iterator[tuple[str, bytes]]:
             del content[dice.randrange(1, len(content)) :]
         else:
             for _ in range(dice.choice((1, 4, 30))):
-                # headers more often than pixels
+                # damage headers more often than pixels
                 place = dice.randrange(len(content)) if dice.random() < 0.5 else dice.randrange(50)
                 content[place] ^= 1 << dice.randrange(8)
         yield f"{number}.{kind}", bytes(content)
 
 
-def test_bad_uploads_are_all_answered(page):
+def test_bad_uploads_all_get_an_answer_and_the_page_keeps_working(page):
     good = encoded(Image.new("RGB", (40, 30), "red"), "PNG")
     before = page.look(page.upload(good))
     assert 'class="dc-results"' in before[1]
@@ -98,12 +98,12 @@ def test_bad_uploads_are_all_answered(page):
     assert len(shown) == UPLOADS
     assert sum(shown) < UPLOADS - 100
     assert page.look(page.upload(good))[1] == before[1]
-    # libtiff has its own word on stderr, nobody else has
+    # only libtiff may write messages of its own to stderr
     assert not re.search(r"Traceback|diffclip:|Warning", page.log()[said:])
     assert page.upload(bytes(20 * 2**20 + 1)) is None
 
 
-def test_each_of_many_clients_has_its_own_answer_or_is_told_that_the_queue_is_full(page):
+def test_many_clients_each_get_their_own_answer_or_a_full_queue_error(page):
     slow = page.upload(encoded(Image.effect_noise((3000, 3000), 90), "PNG"))
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(lambda number: page.look(slow, f"client {number}\nanother"), range(50)))
@@ -115,7 +115,7 @@ def test_each_of_many_clients_has_its_own_answer_or_is_told_that_the_queue_is_fu
     assert all(f"client {number}<" in answer[1] for number, answer in served)
 
 
-def test_nothing_but_uploads_can_be_read_or_named(page, photos):
+def test_clients_can_read_only_uploaded_files(page, photos):
     host = urlsplit(page.url)
     for path in ("/etc/passwd", "pyproject.toml", str(photos / "red.png"), "http://127.0.0.1:1/x"):
         for route in ("/gradio_api/file=", "/gradio_api/proxy=", "/static/", "/assets/"):
@@ -129,7 +129,7 @@ def test_nothing_but_uploads_can_be_read_or_named(page, photos):
     assert 'class="dc-results"' in page.look(None, scene=0)[1]
 
 
-def test_a_password_and_the_end_by_a_closed_terminal(model_folders, tmp_path):
+def test_a_password_is_required_and_a_hangup_ends_the_page_cleanly(model_folders, tmp_path):
     import httpx
 
     process = start("--model", model_folders[0], "--auth", "ada:secret", cache=tmp_path)
@@ -140,7 +140,7 @@ def test_a_password_and_the_end_by_a_closed_terminal(model_folders, tmp_path):
         assert client.post("/login", data={"username": "ada", "password": "secret"}).status_code == 200
         assert client.get("/config").status_code == 200
     assert list(tmp_path.glob("diffclip-explore-*"))
-    # under nohup, as these tests may be, the page stays when the terminal closes
+    # under nohup, which may run these tests, the page survives a closed terminal
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     process.send_signal(signal.SIGTERM if is_ignored else signal.SIGHUP)
     assert process.wait(timeout=120) == 130

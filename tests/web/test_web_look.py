@@ -20,7 +20,7 @@ def image():
     return Image.fromarray(values)
 
 
-def test_numbers_are_the_models(plain, image):
+def test_scores_maps_and_segments_match_the_model(plain, image):
     seen = look(plain, image, TEXTS)
     with torch.no_grad():
         images = plain.preprocess(image)[None]
@@ -37,11 +37,11 @@ def test_numbers_are_the_models(plain, image):
             np.testing.assert_allclose(found, maps[0, index].numpy(), rtol=1e-3, atol=1e-7)
     nearest = (patches @ texts.T).argmax(-1).view(4, 4)
     assert seen.segments.shape == (96, 96)
-    corners = seen.segments[np.ix_([0, -1], [0, -1])]  # beyond the outer centers nothing is mixed
+    corners = seen.segments[np.ix_([0, -1], [0, -1])]  # no interpolation beyond the outer patch centers
     np.testing.assert_array_equal(corners, nearest[[0, -1]][:, [0, -1]])
 
 
-def test_a_differential_model_has_all_maps_and_is_left_as_it_was(differential, image):
+def test_differential_models_get_all_maps_and_stay_unchanged(differential, image):
     images = differential.preprocess(image)[None]
     with torch.no_grad():
         before = differential.model.encode_image(images)
@@ -59,7 +59,7 @@ def test_a_differential_model_has_all_maps_and_is_left_as_it_was(differential, i
     np.testing.assert_allclose(seen.patches.reshape(16, 16), combined[1:, 1:], atol=1e-6)
 
 
-def test_the_numbers_of_a_map(differential, image):
+def test_map_numbers_match_the_focus_measures(differential, image):
     image = image.resize((80, 40))
     mask = np.zeros((40, 80), bool)
     mask[:, 20:40] = True  # the left half of the square that the model sees, 20 to 60
@@ -76,12 +76,12 @@ def test_the_numbers_of_a_map(differential, image):
     assert 0 < seen.find("A1", 0).numbers["class_token"] < 1
     assert "auroc" in seen.find("A1", 1).numbers
     assert "auroc" not in seen.find("A1", 0).numbers
-    mask[:, 16:] = False  # an object out of sight
+    mask[:, 16:] = False  # an object outside the square
     mask[:, :16] = True
     assert "auroc" not in look(differential, image, TEXTS, {"a dog": mask}).find("relevance", 1).numbers
 
 
-def test_weights_without_a_number(model_folders, image):
+def test_weights_that_are_not_finite_are_an_error(model_folders, image):
     loaded = load_for_use(str(model_folders[0]))
     with torch.no_grad():
         loaded.model.image_projection.fill_(float("nan"))

@@ -65,7 +65,7 @@ def test_texts_and_names_are_escaped(both):
     assert "cosine −0.500" in html
 
 
-def test_the_maps_of_both_models_have_one_scale(both):
+def test_maps_of_both_models_share_one_color_scale(both):
     (_, first, image), (_, second, _) = both[0]
 
     def with_relevance(seen, value):
@@ -78,13 +78,13 @@ def test_the_maps_of_both_models_have_one_scale(both):
         html = results(models, both[1], "relevance", 0.6, scene=False)
         drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "relevance"]
         faint = pixels(drawn[-1]["src"])[48, 48]
-        # a relevance of 0.003 is dark and lets the image through, whatever the other model has
+        # a relevance of 0.003 is dark and lets the image through, whatever values the other model has
         assert faint[:3].astype(int).sum() < 160
         assert html.count(f"<span>{limit}</span>") == 2
     assert pixels(drawn[0]["src"]).shape[2] == 4
 
 
-def test_the_tiles_of_the_atlas_are_the_maps_of_the_patches(both):
+def test_atlas_tiles_show_the_maps_of_the_patches(both):
     seen, texts = both
     html = results(seen, texts, "patch", 0.6, scene=False)
     drawn = [part["style"] for part in Parts(html).having("data-side")]
@@ -98,7 +98,7 @@ def test_the_tiles_of_the_atlas_are_the_maps_of_the_patches(both):
         np.testing.assert_allclose(tile[..., 3], 255 * (0.5 + 0.4 * strength), atol=1)
 
 
-def test_segmentation_has_a_color_a_text_and_its_share(both):
+def test_segmentation_shows_a_color_and_a_share_of_each_text(both):
     seen, texts = both
     html = results(seen, texts, "segmentation", 0.6, scene=False)
     drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "segmentation"]
@@ -109,7 +109,7 @@ def test_segmentation_has_a_color_a_text_and_its_share(both):
     assert all(f"background:rgb({r},{g},{b})" in html for r, g, b in colors)
 
 
-def test_what_a_model_does_not_have_is_said(both):
+def test_missing_maps_and_lambdas_are_reported(both):
     html = results(*both, "A2", 0.6, scene=True)
     assert html.count("there is no A2") == 1
     assert html.count("This model’s attention is plain: it has no λ.") == 1
@@ -133,7 +133,7 @@ def test_a_model_without_lambda_says_why(plain, attention, said):
     assert "plain" not in html
 
 
-def test_names_and_colors_of_models(plain, differential):
+def test_models_get_unique_names_and_colors(plain, differential):
     names = [shown.name for shown in shown_models([("x/a", plain), ("y/a", plain)])]
     assert names == ["x/a (1)", "y/a (2)"]
     first, second = shown_models([("x/a", plain), ("y/b", plain)])
@@ -141,7 +141,7 @@ def test_names_and_colors_of_models(plain, differential):
     assert shown_models([("x/\udcff", differential)])[0].name == "\\udcff"
 
 
-def test_texts_have_limits():
+def test_texts_are_limited_in_number_and_length():
     assert parse_texts(" a  b\n\na b\nc\ud800") == ["a b", "c?"]
     for lines, told in (
         (" \n", "no text yet"),
@@ -152,7 +152,7 @@ def test_texts_have_limits():
             parse_texts(lines)
 
 
-def test_the_page_and_its_limits(plain, differential):
+def test_inputs_have_labels_and_models_run_one_request_at_a_time(plain, differential):
     page = build(shown_models([("x/Plain", plain), ("x/Differential", differential)]), None)
     for block in page.blocks.values():
         if isinstance(block, gradio.components.FormComponent | gradio.Image):
@@ -162,7 +162,7 @@ def test_the_page_and_its_limits(plain, differential):
     assert all(fn.api_visibility == "private" for fn in page.fns.values() if fn.fn)
 
 
-def test_scenes_have_masks_of_what_their_texts_name():
+def test_scenes_have_a_mask_of_each_object_in_their_texts():
     for scene in shown_scenes():
         assert len(scene.texts) == len(scene.masks) + 2
         assert all(mask.any() and mask.shape == scene.image.size for mask in scene.masks.values())

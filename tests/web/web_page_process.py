@@ -1,4 +1,4 @@
-"""The page as a real process, and a client that speaks to it as its own script does."""
+"""The page as a real process, and a client that sends the same requests as the page's own script."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 
 
 class Page:
-    """The page at `url`, asked as its own script asks."""
+    """A client of the page at `url`, with the requests of the page's own script."""
 
     def __init__(self, url: str, log: Path) -> None:
         import httpx
 
         self.url, self._log = url, log
-        # the clients of a test wait in one queue, on machines that have other things to do
+        # a long timeout: clients of a test wait in one queue, and the machine may be busy
         self.http = httpx.Client(base_url=url, timeout=300, trust_env=False)
         config = self.http.get("/config").json()
         self._names = {part["props"].get("elem_id"): part["id"] for part in config["components"]}
@@ -35,7 +35,7 @@ class Page:
         }
 
     def upload(self, content: bytes, name: str = "image.png") -> str | None:
-        """The path that the server gives to an uploaded file, None if it refuses it."""
+        """Return the server's path of the uploaded file, None if the server refuses it."""
         answer = self.http.post("/gradio_api/upload", files={"files": (name, content)})
         return answer.json()[0] if answer.status_code == 200 else None
 
@@ -46,7 +46,7 @@ class Page:
         return self.ask("dc-search", [text, _file(path), model, top])
 
     def ask(self, button: str, values: list[Any]) -> list[Any]:
-        """What a click on `button` changes on the page, value by value; [status, text] where it is refused."""
+        """Return the values that a click on `button` changes on the page; [status, text] if it is refused."""
         session = uuid.uuid4().hex
         body = {
             "data": values,
@@ -64,7 +64,7 @@ class Page:
         raise AssertionError("the server ended its answer without a result")
 
     def log(self) -> str:
-        """What the server has said on stderr."""
+        """Return the stderr of the server."""
         return self._log.read_text()
 
 
@@ -73,7 +73,7 @@ def _file(path: str | None) -> dict[str, Any] | None:
 
 
 def start(*arguments: object, cache: Path) -> subprocess.Popen[bytes]:
-    """`diffclip explore` as a process of its own, which writes its temporary files and `log` to `cache`."""
+    """Start `diffclip explore` as a process that writes its temporary files and `log` to `cache`."""
     command = [sys.executable, "-m", "diffclip.cli", "explore", "--no-browser", "--port", "0"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1", "TMPDIR": str(cache)}
     with (cache / "log").open("wb") as log:
@@ -81,7 +81,7 @@ def start(*arguments: object, cache: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The address that the process prints when it is ready."""
+    """Return the address that the process prints when it is ready."""
     end = time.monotonic() + 300
     while time.monotonic() < end and process.poll() is None:
         found = re.search(r"the page is at (http://\S+)", log.read_text())
