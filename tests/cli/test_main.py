@@ -51,7 +51,7 @@ def test_help_imports_no_heavy_package_and_sets_omp_wait_policy() -> None:
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = diffclip_command(*command.split(), "--help")
     assert done.returncode == 0
-    assert f"diffclip {command}" in " ".join(done.stdout.split())
+    assert f"Example: diffclip {command}" in " ".join(done.stdout.split())
 
 
 def test_version_matches_the_package_and_the_citation_file() -> None:

@@ -80,6 +80,7 @@ def test_texts_stay_inside_the_figure_and_odd_letters_are_escaped() -> None:
     labels = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
     for box in (text.get_window_extent() for text in (*figure.texts, *labels)):
         assert min(box.x0, box.y0) >= -1
+        assert box.x1 <= figure.bbox.x1 + 1
         assert box.y1 <= figure.bbox.y1 + 1
     assert not any("\u202e" in text or "\udcff" in text for text in words(figure))
 

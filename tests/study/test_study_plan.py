@@ -171,13 +171,14 @@ def test_dry_run_uses_the_sweeps_variance_until_two_arms_have_two_seeds(
     fields = {"model": "CLIP", "weights": "", "seed": 0, "split": "val", "protocol": "", "count": 8}
     fields |= {"task": "validation", "dataset": "flickr8k", "metric": "score"}
     write_records(place.output / "results.jsonl", [Record(**fields, value=0.4, low=None, high=None)])
-    # finish both seeds of one arm
-    for run in plan(study, StudyFolder(place.output).runs)[0][4::2]:
+    runs = plan(study, StudyFolder(place.output).runs)[0][4:]
+    # finish both seeds of one arm, then those of the other
+    for run, score in zip(runs[::2] + runs[1::2], (0.4, 0.4, 0.4, 0.44), strict=True):
         show_plan(study, place, GROUPS, None)
         assert "seeds vary by 1.00 points" in capsys.readouterr().out
-        write_finished(place.output, run, 0.4)
+        write_finished(place.output, run, score)
     show_plan(study, place, GROUPS, None)
-    assert "seeds vary by 1.00 points" in capsys.readouterr().out
+    assert "seeds vary by 2.00 points" in capsys.readouterr().out
 
 
 def test_committed_study_is_finished_with_the_chosen_settings() -> None:
