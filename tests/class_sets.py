@@ -10,7 +10,7 @@ from made_sets import encoded, tar_of
 
 
 def write_class_set(folder: Path, splits: Mapping[str, Sequence[int]], classes: int) -> Path:
-    """A set with one shard a split, an image for each label in it; an image's color tells its class."""
+    """Write a set with one shard per split and one image per label; the color of an image shows its class."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "classnames.txt").write_text("\n".join(f"colour {i}" for i in range(classes)))
     for number, (split, labels) in enumerate(splits.items()):

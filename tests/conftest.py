@@ -1,4 +1,4 @@
-"""What many tests share: threads, and where the measuring data lies if it is there."""
+"""Settings and fixtures of many tests: threads, the folder of real data if it exists, and tiny models."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# open_clip and timm write nothing, but hub clients look for the network unless told not to
+# open_clip and timm write nothing, but hub clients look for the network by default
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
 
-# Triton's interpreter runs the kernels on the CPU; its functions ask for it when they are defined, so before any import
+# Triton's interpreter runs the kernels on the CPU. Triton reads this when kernels are defined, so set it before imports
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
 
@@ -30,7 +30,7 @@ SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: begun last, they would leave one of two processes with nothing to do."""
+    """Run the longest tests first: started last, they would leave one of two processes idle."""
 
     for item in items:
         if item.path.suffix == ".ipynb":
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: statsmodels collects garbage in each Holm correction, a quarter of a second of ours."""
+    """Exempt imports from garbage collection: statsmodels collects in each Holm correction, 0.25 s with our imports."""
     gc.freeze()
 
 
@@ -53,7 +53,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A line for each reason to skip tests, with their number."""
+    """Print one line per reason to skip tests, with the number of tests."""
     reports = terminalreporter.stats.get("skipped", ())
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.items():
@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Indexes of shards, features and drawn sets stay out of the user's cache folder."""
+    """Keep indexes of shards, features and drawn sets out of the user's cache folder."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
@@ -70,14 +70,14 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of golden values and real data beside the repository; the test skips where there is none."""
+    """Return the folder of golden values and real data beside the repository; skip the test if it is missing."""
     if not SHARED.is_dir():
         pytest.skip("no shared folder beside the repository")
     return SHARED
 
 
 def _save_model(folder: Path, seed: int = 0) -> Path:
-    """A differential model of a few thousand weights, saved to `folder`."""
+    """Save a differential model of a few thousand weights to `folder`."""
     import diffclip
 
     config = diffclip.CLIPConfig(

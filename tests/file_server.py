@@ -1,4 +1,4 @@
-"""A web server of this machine for the files of a folder."""
+"""Serve the files of a folder over HTTP from this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """The address of `folder`, and a list that the paths of all requests are added to."""
+    """Serve `folder`; yield its address, and a list that collects the paths of all requests."""
     fetched: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):

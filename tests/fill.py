@@ -1,6 +1,6 @@
-"""Weights and inputs that any machine can make again: each tensor from a Philox stream keyed by (seed, CRC-32 of name).
+"""Draw weights and inputs that any machine can reproduce: a Philox stream per tensor, keyed by (seed, CRC-32 of name).
 
-The same scheme as the golden values of the published implementations, so one reader serves both.
+The golden values of the published implementations use the same scheme, so one reader serves both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import torch
 
-# arrays that are no linear map: drawn small, whatever their shape
+# arrays that are not linear maps are drawn small, whatever their shape
 SMALL = ("token_embedding.weight", "pos_embed", "positional_embedding", "cls_token", "bias")
 
 
@@ -19,7 +19,7 @@ def stream(seed: int, name: str) -> np.random.Generator:
 
 
 def weight(seed: int, name: str, shape: list[int]) -> torch.Tensor:
-    """float32 values for the parameter `name` of the published layout."""
+    """Draw float32 values for the parameter `name` of the published layout."""
     draw = stream(seed, name).standard_normal(shape, dtype=np.float32)
     scale, center = np.float32(0.05), np.float32(0)
     if name == "logit_scale":

@@ -1,4 +1,4 @@
-"""Processes that need not import torch first: forked from the server that a study's runs come from."""
+"""Start processes without importing torch first: they are forked from the server that starts a study's runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from diffclip.study.grid import PRELOADED
 def begin(
     log: Path, function: Callable[..., object], *arguments: object, **variables: str
 ) -> ForkServerProcess:
-    """Call a function at the top of a module in a process with this one's environment and `variables`; what it prints
-    goes to `log`."""
+    """Call a module-level function in a process with this environment and `variables`; its output goes to `log`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["diffclip.cli.main", *PRELOADED])
     process = context.Process(target=_call, args=(log, {**os.environ, **variables}, function, arguments))

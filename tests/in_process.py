@@ -1,4 +1,4 @@
-"""`diffclip` as a shell would see it, in this process: starting another one takes seconds for its imports."""
+"""Run the `diffclip` command in this process: a new process would need seconds for its imports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffclip.cli.main import app, main
 
 
 def call(*arguments: object) -> tuple[str, str]:
-    """stdout and stderr of `diffclip ARGUMENTS`; what it raises is raised again."""
+    """Return stdout and stderr of `diffclip ARGUMENTS`; raise its exception again."""
     words = [str(argument) for argument in arguments]
     with mock.patch.object(sys, "argv", ["diffclip", *words]):
         result = CliRunner().invoke(app, words)
@@ -25,7 +25,7 @@ def call(*arguments: object) -> tuple[str, str]:
 
 
 def diffclip_command(*arguments: object, cwd: Path | None = None) -> CompletedProcess[str]:
-    """Exit code, stdout and stderr of `diffclip ARGUMENTS`, run in `cwd`."""
+    """Run `diffclip ARGUMENTS` in `cwd`; return its exit code, stdout and stderr."""
     words = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
     with (

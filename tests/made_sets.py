@@ -1,4 +1,4 @@
-"""Published sets made small, in the layout of torchvision or the publisher, with images that are theirs alone."""
+"""Write small versions of published sets in the layout of torchvision or the publisher, with images of their own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tar_of(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
 
 
 def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
-    """The file of an image, or of an array of its pixels."""
+    """Encode an image, or an array of its pixels, as a file."""
     buffer = io.BytesIO()
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(buffer, kind, **options)
     return buffer.getvalue()
@@ -45,14 +45,14 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 def png_by_hand(
     width: int, height: int, rows: bytes, depth: int = 8, color: int = 0, extra: bytes = b""
 ) -> bytes:
-    """A PNG as its header says it, whatever its rows hold; `extra` are chunks before them."""
+    """Build a PNG with the given header, whatever its rows hold; `extra` are chunks before the rows."""
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     rest = png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + header + extra + rest
 
 
 def write_image(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:
-    """An image of noise, another for each number."""
+    """Write a noise image; each number gives another image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(values).save(path)
@@ -60,7 +60,7 @@ def write_image(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -
 
 
 def write_cifar10(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Ten test images and fifty to train on; torchvision's checksums become theirs."""
+    """Write ten test and fifty training images, and give torchvision their checksums."""
     folder = place / "cifar-10-batches-py"
     folder.mkdir(parents=True)
 
@@ -83,7 +83,7 @@ def write_cifar10(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pack(folder: Path, archive: Path, inside: str) -> str:
-    """Pack `folder`, called `inside` there, into `archive`; returns its checksum."""
+    """Pack `folder` into `archive` under the name `inside`; return the archive's checksum."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:gz" if archive.name.endswith("gz") else "w") as tar:
         tar.add(folder, inside)
@@ -135,7 +135,7 @@ def write_aircraft(place: Path) -> None:
 
 
 def write_sun397(place: Path, counts: Mapping[str, int]) -> None:
-    """`counts` images of each scene."""
+    """Write `counts` images of each scene."""
     for name, count in counts.items():
         for i in range(count):
             write_image(place / "SUN397" / name[0] / name / f"sun_{i:04d}.jpg", i, (4, 4))
@@ -143,7 +143,7 @@ def write_sun397(place: Path, counts: Mapping[str, int]) -> None:
 
 
 def write_caltech101(place: Path, counts: Sequence[int]) -> None:
-    """`counts` images of each of so many categories."""
+    """Write a category for each of `counts`, with that many images."""
     for category, count in enumerate(counts):
         folder = place / "caltech101/101_ObjectCategories" / f"category{category:03d}"
         for i in range(count):

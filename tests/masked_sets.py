@@ -12,7 +12,7 @@ from PIL import Image
 
 
 def png(values: np.ndarray, mode: str | None = None) -> bytes:
-    """A PNG of an array; `mode` converts it first."""
+    """Encode an array as a PNG; `mode` converts it first."""
     return encoded(Image.fromarray(values).convert(mode) if mode else values)
 
 
@@ -32,7 +32,7 @@ def write_masked(
     files: Mapping[str, str] | None = None,
     split: str = "test",
 ) -> Path:
-    """Write a set with one shard in `split`; a sample is its members by extension."""
+    """Write a set with one shard in `split`; a sample maps extensions to contents."""
     members = (
         (f"s{number:07d}.{extension}", content.encode() if isinstance(content, str) else content)
         for number, sample in enumerate(samples)
@@ -46,7 +46,7 @@ def write_masked(
 
 
 def animals(count: int = 6) -> list[dict[str, Any]]:
-    """Noise with a box as its object, at another place in each, and a text each."""
+    """Create noise images, each with a text and with a box as its object, at another place in each."""
     names = ("cat", "dog", "owl")
     return [
         {

@@ -1,4 +1,4 @@
-"""Shards with all that a check of data is to find, made of images that look different."""
+"""Write shards with every problem that a check of data must find, from images that look different."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = "a very long caption " * 25 + "the end"
 
 
 def smooth_image(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
-    """An image that keeps its look at another size, another look for each number."""
+    """Create an image that looks the same at another size; each number gives another look."""
     values = np.random.default_rng(number).integers(0, 256, (7, 7, 3), dtype=np.uint8)
     return Image.fromarray(values).resize(size, Image.Resampling.BICUBIC)
 
@@ -37,12 +37,12 @@ def plain(prefix: str, numbers: range) -> list[tuple[str, dict[str, bytes]]]:
 
 
 def write_odd_shards(folder: Path) -> Path:
-    """Three shards of 20, 21 and 3 samples that have both, and a broken one.
+    """Write three shards of 20, 21 and 3 samples that have an image and a caption, and a broken shard.
 
-    Of those, `cut` has half an image and `latin` a caption that is not UTF-8. `twin` is the file of `s01`, `small`
-    and `worse` are `s02` at half its size and at quality 30, `white` and `whiter` show nothing, and three captions
-    are "stock photo", whatever their case. `long` has a caption that no model reads to its end, `both` two captions
-    with marks that mean something to a page. `bare` has no caption and `blind` no image.
+    `cut` has half an image, and `latin` a caption that is not UTF-8. `twin` is the file of `s01`. `small` and `worse`
+    are `s02` at half its size and at quality 30. `white` and `whiter` show nothing. Three captions are "stock photo",
+    whatever their case. `long` has a caption that no model reads to its end. `both` has two captions with characters
+    that have a meaning in HTML. `bare` has no caption, and `blind` has no image.
     """
     write_shard_of(folder / "0.tar", plain("s", range(20)))
     first, second = smooth_image(1), smooth_image(2)

@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, with made-up but reproducible numbers."""
+"""Write run folders as training does, with invented but reproducible numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_run(
     level: float = 0.5,
     evaluated: bool = True,
 ) -> Path:
-    """A run of `steps` steps with two validations, and records if `evaluated`; recalls end near `level`."""
+    """Write a run of `steps` steps with two validations, and records if `evaluated`; recalls end near `level`."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng([seed, len(model), len(init)])
     vision = {"image_size": 16, "patch_size": 8, "width": 16, "layers": 3, "heads": 2}

@@ -1,4 +1,4 @@
-"""Ablations: DiffCLIP with one part changed, by the formulas, under a name of its own, saved and read back."""
+"""Ablations, which are DiffCLIP with one part changed: their formulas, names, recipes and other layouts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def outputs(model: CLIP) -> tuple[Tensor, Tensor]:
 
 
 def by_hand(layer: DifferentialAttention, x: Tensor, causal: bool) -> Tensor:
-    """Straight from the weights."""
+    """Compute the layer's output directly from its weights."""
     d, pairs = layer.head_dim, layer.num_heads // 2
     q, k, v = (x @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, -1)
     hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1) & causal
@@ -87,7 +87,7 @@ def gradients(out: Tensor, layer: DifferentialAttention, x: Tensor) -> dict[str,
 
 
 @pytest.mark.parametrize(("settings", "causal"), [*zip(SETTINGS, [False, True] * 2, strict=True)], ids=str)
-def test_every_backend_is_the_formula(settings: dict[str, Any], causal: bool) -> None:
+def test_every_backend_matches_the_formula_of_an_ablation(settings: dict[str, Any], causal: bool) -> None:
     for backend, dtype in (("eager", torch.float64), ("sdpa", torch.float64), ("triton", torch.float32)):
         layer, x = made(settings, dtype)
         layer.backend = backend
@@ -104,7 +104,7 @@ def test_every_backend_is_the_formula(settings: dict[str, Any], causal: bool) ->
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_computes_what_its_name_says(name: str) -> None:
+def test_an_ablation_changes_the_part_that_its_name_says(name: str) -> None:
     model, whole = tiny(name), tiny("DiffCLIP")
     changed = ABLATIONS[name].get("differential", {})
     start = ABLATIONS[name].get("lambda_init", 0.8)
@@ -122,13 +122,13 @@ def test_an_ablation_computes_what_its_name_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_is_written_as_ever(variant: str) -> None:
+def test_a_variants_config_is_saved_without_ablation_fields(variant: str) -> None:
     config = variant_config(variant, SIZES)
     keys = ["embed_dim", "vision", "text", "lambda_init", "logit_bias", "preprocess", "tokenizer"]
     assert list(config.model_dump()) == list(json.loads(config.model_dump_json())) == keys
 
 
-def test_what_does_not_fit_is_refused_in_one_line() -> None:
+def test_invalid_model_settings_are_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match="did you mean 'DiffCLIP-no-norm'"):
         variant_config("DiffCLIP-nonorm", SIZES)
     with pytest.raises(InputError, match="architecture has differential: the model DiffCLIP decides that"):
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
         model_fields(mix, "w")
 
 
-def test_a_recipe_takes_an_ablation_as_it_takes_a_variant() -> None:
+def test_a_recipe_accepts_an_ablation_like_a_variant() -> None:
     fields = {"model": "DiffCLIP-no-norm", "epochs": 1, "batch_size": 2, "data": {"train": "x"}}
     recipe = parse_recipe(fields | {"architecture": SIZES}, "t")
     assert variant_of(recipe.config()) == "DiffCLIP-no-norm"
@@ -157,13 +157,13 @@ def test_a_recipe_takes_an_ablation_as_it_takes_a_variant() -> None:
 
 
 @pytest.mark.parametrize("name", ["DiffCLIP-no-norm", "DiffCLIP-lambda0", "CLIP-gated", "CLIP-registers"])
-def test_weights_alone_do_not_pass_for_another_model(name: str) -> None:
+def test_weights_without_a_config_are_not_taken_for_another_model(name: str) -> None:
     with pytest.raises(InputError, match=r"do not tell which parts .* config\.json"):
         infer_config(tiny(name).state_dict())
 
 
 @pytest.mark.parametrize("name", ["DiffCLIP-lambda0.5", "DiffCLIP-no-norm", "DiffCLIP-lambda0"])
-def test_other_layouts_take_what_they_can_say_and_refuse_the_rest(name: str, tmp_path: Path) -> None:
+def test_other_layouts_refuse_ablations_that_they_cannot_represent(name: str, tmp_path: Path) -> None:
     model, file = tiny(name), tmp_path / "published.pt"
     to_published = partial(save_published, file=file)
     for convert in (to_published, timm.from_diffclip, transformers.from_diffclip):
@@ -176,7 +176,7 @@ def test_other_layouts_take_what_they_can_say_and_refuse_the_rest(name: str, tmp
     assert file.exists() == (name == "DiffCLIP-lambda0.5")
 
 
-def test_what_looks_into_a_model_works() -> None:
+def test_recording_export_and_open_clip_work_with_an_ablation() -> None:
     model = tiny("DiffCLIP-no-norm")
     with recording(model, "visual") as seen:
         seen_through_maps = model.encode_image(random_images())

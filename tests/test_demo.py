@@ -1,4 +1,4 @@
-"""The package with the distributions alone that its metadata asks for: an import, and the whole demonstration."""
+"""Import the package and run the whole demo with only the distributions that its metadata requires."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ main()
 """
 
 
-def test_nothing_is_imported_that_is_not_required(tmp_path: Path) -> None:
+def test_the_package_imports_only_its_required_distributions(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "EXTRAS = []" + HIDE + BASE]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def demo(folder: Path) -> subprocess.CompletedProcess[str]:
-    """The demonstration, smaller, with the distributions alone that `diffclip[train]` asks for."""
+    """Run a smaller demo with only the distributions that `diffclip[train]` requires."""
     command = [sys.executable, "-c", 'EXTRAS = ["train"]' + HIDE + SMALLER, "demo", "--folder", str(folder)]
     return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=3000)
 
 
 @pytest.mark.slow(minutes=3)
-def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path: Path) -> None:
+def test_the_demo_trains_both_models_far_above_chance_and_is_reused(tmp_path: Path) -> None:
     first = demo(tmp_path / "demo")
     assert first.returncode == 0, first.stderr[-2000:]
     page = (tmp_path / "demo" / "report.html").read_text()
@@ -81,12 +81,12 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_used_again(tmp_path
         lines = (tmp_path / "demo" / model / "results.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         values = {(record["metric"], record["dataset"]): record["value"] for record in records}
-        # chance: 1.7 % for images among 300 and for captions, 5 of 1,500 being right; 9.1 % for 11 colors
+        # chance: 1.7 % for images among 300 and for captions, of which 5 of 1,500 are right; 9.1 % for 11 colors
         assert values["image_retrieval_recall@5", "captions"] > 0.1
         assert values["text_retrieval_recall@5", "captions"] > 0.1
         assert values["acc1", "colours"] > 0.2
         assert {record["model"] for record in records} == {model}
-    # one run of each decides nothing
+    # one run of each model supports no conclusion
     for place in (page, first.stdout):
         assert "One run each" in place
         assert 'class="better"' not in place

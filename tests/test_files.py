@@ -20,7 +20,7 @@ from diffclip.files import check_writable, disk_errors, write_atomically, write_
 from diffclip.weights import save_published
 
 
-def test_whatever_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+def test_an_error_of_the_system_names_the_target_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error, write_atomically(tmp_path / "file"):
         raise OSError(errno.EROFS, "x")
     wanted = f"cannot write {tmp_path / 'file'}: {os.strerror(errno.EROFS)}; choose another place"
@@ -28,14 +28,14 @@ def test_whatever_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_fault_of_the_target_passes() -> None:
+def test_errors_unrelated_to_the_target_are_raised_unchanged() -> None:
     for fault in (BrokenPipeError(errno.EPIPE, "x"), OSError("no number")):
         with pytest.raises(OSError) as error, disk_errors(Path("x")):
             raise fault
         assert error.value is fault
 
 
-def test_long_names(tmp_path: Path) -> None:
+def test_long_file_names_are_written_and_too_long_names_refused(tmp_path: Path) -> None:
     write_text(tmp_path / ("a" * 250), "text")
     assert [path.name for path in tmp_path.iterdir()] == ["a" * 250]
     for check in (check_writable, lambda path: write_text(path, "text")):
@@ -43,7 +43,7 @@ def test_long_names(tmp_path: Path) -> None:
             check(tmp_path / ("b" * 256))
 
 
-def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+def test_writing_to_a_link_keeps_the_link_and_replaces_its_target(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link = tmp_path / "link"
     link.symlink_to("there/file")
@@ -54,7 +54,7 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
 
 
-def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+def test_writing_to_a_pipe_keeps_the_pipe(tmp_path: Path) -> None:
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
@@ -71,7 +71,7 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a 
 
 @needs_full
 @pytest.mark.parametrize("folder", [False, True])
-def test_a_disk_that_fills_up_meanwhile_leaves_what_was_there(folder: bool, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_keeps_the_previous_contents(folder: bool, tmp_path: Path) -> None:
     target = tmp_path / "target"
     if not folder:
         target.write_text("before")
@@ -87,7 +87,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_what_was_there(folder: bool, tmp_
     assert [path.read_text() for path in tmp_path.iterdir()] == ([] if folder else ["before"])
 
 
-def test_what_cannot_be_written_is_found_before(tmp_path: Path) -> None:
+def test_check_writable_finds_unwritable_targets_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -115,7 +115,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_keeps_the_checkpoint_before(small_disk: Path) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(small_disk: Path) -> None:
     from lightning.fabric import Fabric
 
     from diffclip.training.checkpoint import RunProgress, read_state, save_checkpoint

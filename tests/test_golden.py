@@ -1,4 +1,4 @@
-"""The models agree with what the published implementations compute, and with our own earlier values."""
+"""The models agree with the published implementations and with our own earlier values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Case = tuple[str, str | None, int, int, str]
 
 
 def made(case: Case, folder: Path, scratch: Path) -> diffclip.CLIP:
-    """The model of the case, whose weights come from a published file, and with them the published epsilon."""
+    """Create the model of a case from a published file, which also brings the published epsilon."""
     variant, named, seed, _, shapes_file = case
     config = named_config(named) if named else variant_config(variant, TINY)
     shapes = json.loads((folder / f"{shapes_file}.shapes.json").read_text())
@@ -51,7 +51,7 @@ def made(case: Case, folder: Path, scratch: Path) -> diffclip.CLIP:
 
 
 def compute(model: diffclip.CLIP, seed: int, batch: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Embeddings, logit scale, loss, and gradient norms under the published names."""
+    """Compute embeddings, logit scale, loss, and gradient norms under the published names."""
     config = model.config
     images = fill.images(seed, batch, config.vision.image_size)
     tokens = fill.tokens(seed, batch, config.text.context_length, config.text.vocab_size)
@@ -82,31 +82,31 @@ def check(name: str, case: Case, backends: Sequence[str], folder: Path, scratch:
             np.testing.assert_allclose(value, expected[key], rtol=0, atol=tolerance, err_msg=message)
         assert norms.keys() == expected_norms.keys()
         for key, norm in norms.items():
-            # gradients of λ are sums that nearly cancel: 1.4e-4 apart between an AVX2 and an AVX512 processor
+            # gradients of λ are sums that nearly cancel: an AVX2 and an AVX512 processor differ by 1.4e-4
             relative = 2e-4 if "lambda" in key else 1e-4
             tolerance = max(relative * abs(expected_norms[key]), 1e-6)
             assert abs(norm - expected_norms[key]) <= tolerance, f"{backend} {key}"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_agrees_with_the_published_implementations(name: str, shared: Path, tmp_path: Path) -> None:
+def test_models_agree_with_the_published_implementations(name: str, shared: Path, tmp_path: Path) -> None:
     backends = ["eager", "sdpa"] if "tiny" in name else ["sdpa"]
     check(name, PUBLISHED[name], backends, shared / "golden", tmp_path)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_agrees_with_our_own_values(name: str, tmp_path: Path) -> None:
+def test_models_agree_with_our_own_earlier_values(name: str, tmp_path: Path) -> None:
     check(name, OURS[name], ["eager", "sdpa", "auto"], OWN, tmp_path)
 
 
-def test_a_wrong_factor_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_values_detect_a_wrong_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffclip.attention.module.HEAD_NORM_EPS", 1e-3)
     with pytest.raises(AssertionError):
         check("diffclip_tiny", OURS["diffclip_tiny"], ["eager"], OWN, tmp_path)
 
 
 def write_own_values() -> None:
-    """Make `tests/golden` anew, with the eager backend; only after the published values agree."""
+    """Rewrite `tests/golden` with the eager backend; do this only after the published values agree."""
     with tempfile.TemporaryDirectory() as scratch:
         for name, case in OURS.items():
             config = variant_config(case[0], TINY)

@@ -1,4 +1,4 @@
-"""Models on the hub: what is pushed is what is loaded again, by our functions and by the hub's own."""
+"""Models on the hub: a pushed model loads unchanged, with our functions and with the hub's own."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path
         'diffclip.load("hf-hub:me/mine")',
     ):
         assert part in shown.stdout
-    # another model, and the same run before it went on
+    # records of another model, and of the same run at an earlier step
     for of, facts in ((tmp_path / "other", {}), (weights, {"steps": 5})):
         other = write_results(tmp_path / "other.jsonl", of, **facts)
         refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")

@@ -1,4 +1,4 @@
-"""Both inits: the statistics of each, and that `matched` isolates attention."""
+"""Both inits have the expected statistics, and `matched` isolates attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-vision"])
 @pytest.mark.parametrize("init", ["matched", "published"])
-def test_statistics(variant: str, init: str) -> None:
+def test_initial_standard_deviations_match_the_expected_values(variant: str, init: str) -> None:
     parameters = dict(model(variant, init).named_parameters())
     for name, expected in EXPECTED.items():
         differential = variant == "DiffCLIP" or (variant == "DiffCLIP-vision" and name.startswith("visual."))
@@ -64,7 +64,7 @@ def test_statistics(variant: str, init: str) -> None:
 
 
 @pytest.mark.parametrize("init", ["matched", "published"])
-def test_the_rest_starts_at_ones_zeros_and_small_lambdas(init: str) -> None:
+def test_norms_lambdas_and_logit_scale_have_their_starting_values(init: str) -> None:
     built = model("DiffCLIP", init)
     for name, parameter in built.named_parameters():
         if name.endswith("norm.weight") or (name.endswith("weight") and parameter.ndim == 1):
@@ -78,11 +78,11 @@ def test_the_rest_starts_at_ones_zeros_and_small_lambdas(init: str) -> None:
 
 
 @pytest.mark.parametrize("other", [name for name in (*VARIANTS, *ABLATIONS) if name != "CLIP"])
-def test_matched_models_start_bit_equal_in_all_that_they_share(other: str) -> None:
+def test_matched_models_start_with_bit_equal_shared_weights(other: str) -> None:
     clip, rival = (model(name, "matched", 7).state_dict() for name in ("CLIP", other))
     if registers := variant_config(other, SMALL).vision.registers:
         first, drawn, rest = rival["visual.pos_embed"].split([1, registers, 16], dim=1)
-        assert all(not torch.equal(drawn[:, 0], drawn[:, i]) for i in range(1, registers))  # they start apart
+        assert all(not torch.equal(drawn[:, 0], drawn[:, i]) for i in range(1, registers))  # they differ
         rival["visual.pos_embed"] = torch.cat([first, rest], dim=1)
     assert clip.keys() <= rival.keys()
     assert all(torch.equal(clip[name], rival[name]) for name in clip)
@@ -93,7 +93,7 @@ def test_matched_models_start_bit_equal_in_all_that_they_share(other: str) -> No
         assert all(torch.equal(whole[name], value) for name, value in rival.items())
 
 
-def test_values_are_drawn_on_the_cpu_whatever_the_default_device_is() -> None:
+def test_values_are_drawn_on_the_cpu_for_any_default_device() -> None:
     built = model("DiffCLIP", "matched", 7)
     with torch.device("meta"):
         initialise(built.named_parameters(), built.config, "matched", 8)

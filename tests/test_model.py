@@ -1,4 +1,4 @@
-"""The models: sizes, names, what timm's tower brings, and features of patches."""
+"""The models: sizes, names, options of timm's tower, and patch features."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_forward_gives_unit_features_and_the_scale() -> None:
         torch.testing.assert_close(out[name].norm(dim=-1), torch.ones(3))
 
 
-def test_text_after_the_end_changes_nothing() -> None:
+def test_tokens_after_the_end_do_not_change_text_features() -> None:
     model = CLIP(tiny(), seed=0).eval()
     _, tokens = batch()
     changed = tokens.clone()
@@ -57,7 +57,7 @@ def test_text_after_the_end_changes_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-def test_half_precision_stays_near(dtype: torch.dtype, variant: str) -> None:
+def test_half_precision_features_stay_close(dtype: torch.dtype, variant: str) -> None:
     model = CLIP(tiny(variant), seed=0).eval()
     images, tokens = batch()
     exact = model.encode_image(images, normalize=True), model.encode_text(tokens, normalize=True)
@@ -78,7 +78,7 @@ def test_lambda_stays_exact_when_the_model_is_cast() -> None:
         assert all(torch.equal(before[tower], lam) for tower, lam in model.lambdas().items())
 
 
-def test_inputs_of_another_size_are_named() -> None:
+def test_inputs_of_a_wrong_size_raise_input_error() -> None:
     model = CLIP(tiny(), seed=0)
     with pytest.raises(InputError, match=r"images are \[1, 3, 40, 40\]: this model takes \[B, 3, 32, 32\]"):
         model.encode_image(torch.zeros(1, 3, 40, 40))
@@ -119,7 +119,7 @@ def test_another_image_size_resamples_positions(variant: str, tokens: int) -> No
         model.set_image_size(60)
 
 
-def test_seeds_decide_the_start() -> None:
+def test_seeds_decide_the_initial_weights() -> None:
     one, other = (CLIP(tiny(), seed=seed).visual.pos_embed for seed in (1, 2))
     assert not torch.equal(one, other)
     drawn = []
@@ -141,14 +141,14 @@ def test_seeds_decide_the_start() -> None:
         (lambda: CLIP(tiny(), attention_backend="flash"), "unknown attention backend 'flash'"),
     ],
 )
-def test_bad_requests_are_named(build, words: str) -> None:
+def test_bad_requests_raise_a_one_line_error(build, words: str) -> None:
     with pytest.raises(InputError) as error:
         build()
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_padding_need_not_be_computed() -> None:
+def test_skip_padding_computes_fewer_tokens_and_the_same_features() -> None:
     model = CLIP(tiny(), seed=0).eval()
     tokens = torch.zeros(3, model.config.text.context_length, dtype=torch.int64)
     tokens[:, 0] = 5
@@ -161,13 +161,13 @@ def test_padding_need_not_be_computed() -> None:
     assert lengths == [tokens.shape[1], 5]
 
 
-# --- features of patches ---
+# --- patch features ---
 
 IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-v2", "CLIP-gated-registers"])
-def test_patches_go_where_the_class_token_goes(variant: str) -> None:
+def test_patches_are_projected_like_the_class_token(variant: str) -> None:
     model = CLIP(tiny(variant, image_size=24), seed=0)
     tokens = model.visual.forward_features(IMAGES) @ model.image_projection
     torch.testing.assert_close(tokens[:, 0], model.encode_image(IMAGES))
@@ -176,7 +176,7 @@ def test_patches_go_where_the_class_token_goes(variant: str) -> None:
     torch.testing.assert_close(model.encode_patches(IMAGES, normalize=True), F.normalize(patches, dim=-1))
 
 
-def test_last_values_of_a_plain_model_by_hand() -> None:
+def test_last_values_of_a_plain_model_match_values_by_hand() -> None:
     model = CLIP(tiny("CLIP", image_size=24), seed=0)
     tower = model.visual
     x = tower.patch_embed.proj(IMAGES).flatten(2).mT + tower.pos_embed[:, 1:]
@@ -190,13 +190,13 @@ def test_last_values_of_a_plain_model_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", ATTENTION_LAYERS)
-def test_own_values_are_what_a_lone_token_attends_to(kind: str) -> None:
-    """A map over one token is 1; A1 − λ·A2 is 1 − λ, which the head norm removes."""
+def test_own_values_match_attention_over_a_single_token(kind: str) -> None:
+    """A map over one token is 1, so A1 − λ·A2 is 1 − λ; the head norm removes this factor."""
     torch.manual_seed(0)
     layer = ATTENTION_LAYERS[kind](32, 4).double()
     if kind == "differential":
         layer.diff_norm.weight.data.uniform_(0.5, 2)
-        layer.qkv.weight.data *= 100  # the norm's epsilon does not matter
+        layer.qkv.weight.data *= 100  # so that the norm's epsilon does not matter
     x = torch.randn(2, 9, 32, dtype=torch.float64)
     alone = layer._attend(x.flatten(0, 1)[:, None], False).view(2, 9, 32)
     if kind == "differential-added":
@@ -206,7 +206,7 @@ def test_own_values_are_what_a_lone_token_attends_to(kind: str) -> None:
     torch.testing.assert_close(layer.own_values(x), alone, rtol=1e-5, atol=1e-5)
 
 
-def test_every_patch_is_there_in_training_and_has_a_gradient() -> None:
+def test_encode_patches_in_training_keeps_every_patch_and_a_gradient() -> None:
     model = CLIP(tiny("DiffCLIP", image_size=24, patch_dropout=0.5), seed=0)
     for readout in ("attention", "last-values"):
         features = model.encode_patches(IMAGES, readout=readout)
@@ -215,7 +215,7 @@ def test_every_patch_is_there_in_training_and_has_a_gradient() -> None:
         assert gradient.abs().sum() > 0
 
 
-def test_what_encode_patches_does_not_take() -> None:
+def test_encode_patches_refuses_unknown_readouts_and_image_sizes() -> None:
     model = CLIP(tiny("CLIP", image_size=24), seed=0)
     with pytest.raises(InputError, match="did you mean 'last-values'"):
         model.encode_patches(IMAGES, readout="values")  # type: ignore[arg-type]

@@ -44,14 +44,14 @@ def test_records_name_the_folder_of_the_training_set(train, run_folder):
     assert load_for_use(str(run_folder)).data == "cc12m"
 
 
-def test_a_recipe_without_a_seed(run_folder):
+def test_a_bad_recipe_gives_no_data_and_a_missing_recipe_no_seed(run_folder):
     (run_folder / "recipe.yaml").write_text("data: [1, 2]")
     assert load_for_use(str(run_folder)).data is None
     (run_folder / "recipe.yaml").unlink()
     assert load_for_use(str(run_folder)).seed is None
 
 
-def test_a_name_has_random_weights_and_says_so(capsys):
+def test_a_model_name_gives_random_weights_with_a_warning(capsys):
     loaded = load_for_use("CLIP-ViT-Ti-16", image_size=32)
     assert "WARNING: CLIP-ViT-Ti-16 has random weights" in capsys.readouterr().err
     assert (loaded.label, loaded.weights, loaded.seed) == ("CLIP-ViT-Ti-16", "random, seed 0", None)
@@ -60,7 +60,7 @@ def test_a_name_has_random_weights_and_says_so(capsys):
         load_for_use("CLIP-ViT-Ti-16", model_name="DiffCLIP-ViT-Ti-16")
 
 
-def test_what_nothing_has_for_a_name(tmp_path):
+def test_find_model_finds_nothing_for_names_and_refuses_unknown_sources(tmp_path):
     assert all(find_model(name) is None for name in MODEL_NAMES)
     assert find_model("hf-hub:someone/some-model") == "hf-hub:someone/some-model"
     with pytest.raises(InputError, match="did you mean 'CLIP-ViT-B-16'"):

@@ -1,4 +1,4 @@
-"""Texts to ids."""
+"""The tokenizer, from texts to ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diffclip.tokenizer import Tokenizer
 START, END = 49406, 49407
 
 
-def test_ids_of_known_texts() -> None:
+def test_known_texts_get_their_known_ids() -> None:
     tokenizer = Tokenizer(TextConfig())
     ids = tokenizer(["a photo of a cat", "A PHOTO of a   Dog!"])
     assert torch.equal(tokenizer("a photo of a cat"), ids[:1])
@@ -25,7 +25,7 @@ def test_ids_of_known_texts() -> None:
     assert ids[1, :8].tolist() == [START, 320, 1125, 539, 320, 1929, 256, END]
 
 
-def test_truncation_keeps_the_end() -> None:
+def test_truncation_keeps_the_end_token() -> None:
     ids = Tokenizer(TextConfig(context_length=8))("one two three four five six seven eight nine")
     assert ids.shape == (1, 8)
     assert (ids[0, 0], ids[0, -1]) == (START, END)
@@ -38,7 +38,7 @@ def test_a_small_vocabulary_is_refused_when_it_is_used() -> None:
             tokenizer("a cat")
 
 
-def test_it_travels_to_worker_processes() -> None:
+def test_the_tokenizer_can_be_pickled_for_worker_processes() -> None:
     tokenizer = Tokenizer(TextConfig())
     tokenizer("warm")
     assert torch.equal(pickle.loads(pickle.dumps(tokenizer))("a cat"), tokenizer("a cat"))
@@ -48,7 +48,7 @@ def test_ids_equal_the_published_tokenizers(shared: Path) -> None:
     tokenizer = Tokenizer(TextConfig())
     compared = 0
     for case in json.loads((shared / "golden" / "tokens.json").read_text()):
-        # cut without an end, or a special token in the text
+        # leave out cases that are cut without an end token, and texts with a special token
         if END not in case["ids"] or "<|" in case["text"]:
             continue
         assert tokenizer(case["text"])[0].tolist() == case["ids"], case["text"]

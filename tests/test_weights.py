@@ -1,4 +1,4 @@
-"""Weights: every layout, both ways, and files that are damaged, foreign or hostile."""
+"""Weights: read and write every layout, and handle files that are damaged, foreign or hostile."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def same(a: CLIP, b: CLIP) -> bool:
 
 
 def published_file(model: CLIP, file: Path) -> Path:
-    """A checkpoint as the published training code writes it, with all that stands beside the weights."""
+    """Write a checkpoint as the published training code does, with everything that it stores beside the weights."""
     state = to_published(model.state_dict(), model.config)
     optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": np.float64(5e-4)}]}
     args = argparse.Namespace(output_dir=pathlib.PosixPath("/somewhere/run"), lr=5e-4, name="x")
@@ -65,7 +65,7 @@ def test_published_files_are_read_and_written_without_loss(variant: str, tmp_pat
 
 
 def renamed_pickle(file: Path, old: bytes, new: bytes) -> None:
-    """The archive with `old` replaced by `new` in its pickle, as another NumPy would have written it."""
+    """Replace `old` by `new` in the archive's pickle, as if another NumPy had written it."""
     with zipfile.ZipFile(file) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -92,7 +92,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_pickle_that_tries_to_run_code_is_refused_and_does_not(legacy, tmp_path, monkeypatch) -> None:
+def test_a_pickle_that_tries_to_run_code_is_refused_without_running_it(legacy, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     contents = {"state_dict": {"module.x": torch.zeros(1)}, "args": Evil()}
     torch.save(contents, tmp_path / "evil.pt", _use_new_zipfile_serialization=not legacy)
@@ -105,10 +105,10 @@ def test_a_pickle_that_tries_to_run_code_is_refused_and_does_not(legacy, tmp_pat
     assert not (tmp_path / "ran-code").exists()
 
 
-def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
+def test_a_saved_folder_keeps_weights_config_and_preprocessing(tmp_path: Path) -> None:
     preprocess = PreprocessConfig(mean=(0.1, 0.2, 0.3), std=(1, 1, 1), interpolation="bicubic", resize=40)
     model = tiny("DiffCLIP-dynamic", preprocess=preprocess.model_dump())
-    diffclip.save_weights(torch.compile(model), tmp_path / "saved")  # as it is without the wrapper
+    diffclip.save_weights(torch.compile(model), tmp_path / "saved")  # without the wrapper
     assert {file.name for file in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["preprocess"] == {**preprocess.model_dump(), "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}
@@ -125,7 +125,7 @@ def test_saved_folder_keeps_everything(tmp_path: Path) -> None:
     assert (tmp_path / "saved" / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-def test_safetensors_in_either_layout(tmp_path: Path) -> None:
+def test_safetensors_are_read_in_either_layout(tmp_path: Path) -> None:
     model = tiny()
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     state = {name: t.contiguous() for name, t in to_published(model.state_dict(), model.config).items()}
@@ -136,7 +136,7 @@ def test_safetensors_in_either_layout(tmp_path: Path) -> None:
         assert loaded.config.vision.norm_eps == eps
 
 
-def test_a_bare_published_file_tells_its_model(tmp_path: Path) -> None:
+def test_a_bare_published_file_determines_its_model(tmp_path: Path) -> None:
     config = named_config("DiffCLIP-vision-ViT-Ti-16")
     model = CLIP(config, init="published", seed=0)
     (tmp_path / "hub").mkdir()
@@ -163,7 +163,7 @@ def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
         diffclip.load(tmp_path / "saved", model="DiffCLIP-ViT-B-16")
 
 
-def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
+def test_weights_that_do_not_determine_their_model_are_refused() -> None:
     with pytest.raises(InputError, match="the heads of a plain vision tower"):
         infer_config(tiny("CLIP").state_dict())
     converted = tiny("DiffCLIP-added", vision=SIZES["vision"] | {"pre_norm": True, "patch_bias": False})
@@ -174,15 +174,13 @@ def test_heads_of_a_plain_tower_of_unknown_width_cannot_be_told() -> None:
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, *ABLATIONS])
-def test_a_saved_model_is_read_from_its_folder_and_from_its_file_wherever_that_lies(
-    variant: str, tmp_path: Path
-) -> None:
+def test_a_saved_model_loads_from_its_folder_its_file_or_a_moved_file(variant: str, tmp_path: Path) -> None:
     model = tiny(variant, preprocess={"mean": [0.5, 0.5, 0.5]})
     assert variant_of(model.config) == variant
     diffclip.save_weights(model, tmp_path / "saved")
     file = tmp_path / "saved" / "model.safetensors"
     sources = [tmp_path / "saved", file, shutil.copy(file, tmp_path / "moved.safetensors")]
-    if variant in PUBLISHED:  # our own published file keeps what weights do not tell
+    if variant in PUBLISHED:  # our own published file keeps settings that weights do not show
         save_published(torch.compile(model), tmp_path / "ours.pt")
         sources.append(tmp_path / "ours.pt")
     for source in sources:
@@ -238,7 +236,7 @@ def test_odd_contents_are_refused_in_one_line(odd: dict, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_damaged_files_never_raise_anything_else(legacy: bool, tmp_path: Path) -> None:
+def test_damaged_files_raise_input_error_only(legacy: bool, tmp_path: Path) -> None:
     contents = {"a": torch.zeros(3), "b": [1, 2]}
     torch.save(contents, tmp_path / "f.pt", _use_new_zipfile_serialization=not legacy)
     whole = (tmp_path / "f.pt").read_bytes()

@@ -1,4 +1,4 @@
-"""Small models of every variant, with tokens that they can read."""
+"""Small models of every variant, with images and tokens for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = {
     "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 3, "heads": 4},
     "text": {"context_length": 8, "vocab_size": 50, "width": 32, "layers": 3, "heads": 4},
 }
-# for the package's tokenizer and evaluations
+# sizes for the package's tokenizer and evaluations
 WORDED = {
     "embed_dim": 16,
     "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
@@ -26,7 +26,7 @@ START, END = 48, 49
 
 
 def tiny(variant: str, backend: str = "auto", seed: int = 0) -> CLIP:
-    """A model whose maps are far from uniform, as weights of 0.02 would leave them."""
+    """Create a model with scaled weights: with weights of 0.02 its maps would be nearly uniform."""
     model = CLIP(variant_config(variant, SIZES), attention_backend=backend, seed=seed).eval()
     with torch.no_grad():
         for layers in model.attention_layers().values():
@@ -41,7 +41,7 @@ def random_images(count: int = 2, seed: int = 0) -> Tensor:
 
 
 def directions(count: int, seed: int = 1) -> Tensor:
-    """Unit vectors as the features of `count` texts or images."""
+    """Draw unit vectors as the features of `count` texts or images."""
     drawn = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
     return torch.nn.functional.normalize(drawn, dim=-1)
 

@@ -1,4 +1,4 @@
-"""Recipes of towers that train in seconds."""
+"""Recipes with towers that train in seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 def tiny_recipe(
     size: int = 16, width: int = 16, layers: int = 1, heads: int = 2, context: int = 24, **fields: Any
 ) -> dict[str, Any]:
-    """The fields of a recipe: both towers alike, four patches per image."""
+    """Return the fields of a recipe with equal towers and four patches per image."""
     tower = {"width": width, "layers": layers, "heads": heads}
     architecture = {
         "embed_dim": 16,

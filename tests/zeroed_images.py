@@ -1,4 +1,4 @@
-"""A shard whose images are partly broken: zeros in place of their bytes, the tar whole."""
+"""Write a shard in which some images are broken: zeros replace their bytes, and the tar stays whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from diffclip.data.shards import Shards
 
 
 def zero_images(shard: Path, target: Path, broken: Iterable[int]) -> Path:
-    """`shard` written to `target`, with zeros for the images of the samples `broken`."""
+    """Copy `shard` to `target`, with zeros in place of the images of the samples `broken`."""
     data, samples = bytearray(shard.read_bytes()), Shards([shard])
     for number in broken:
         image = samples.sample(number, ("jpg",))["jpg"]

@@ -1,6 +1,6 @@
-"""Correct Triton's interpreter for bfloat16, which it keeps as 16-bit integers, multiplies as such and cuts off.
+"""Correct Triton's interpreter for bfloat16: it stores such numbers as 16-bit integers, multiplies these and truncates.
 
-Numbers are rounded to the nearest even bfloat16 after each operation; products of tiles are summed in float32.
+After the correction each operation rounds to the nearest even bfloat16, and products of tiles are summed in float32.
 """
 
 from __future__ import annotations

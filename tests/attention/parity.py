@@ -1,4 +1,4 @@
-"""The fused kernels beside the formula in float64, on a GPU if there is one, else in Triton's interpreter."""
+"""Compare the fused kernels with the formula in float64, on a GPU if there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if DEVICE == "cpu" and kernels._INSTALLED:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Whatever is allocated in here and never written reads as NaN."""
+    """Fill newly allocated memory with NaN, so that memory that is never written reads as NaN."""
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -35,7 +35,7 @@ def poisoned() -> Iterator[None]:
 
 @dataclass
 class Inputs:
-    """Leaves of one call; λ [B, H, N], so that its gradient is the terms that a smaller λ's gradient sums."""
+    """Inputs of one call. λ is [B, H, N], so its gradient holds the terms that the gradient of a smaller λ sums."""
 
     q: Tensor
     k: Tensor
@@ -45,7 +45,7 @@ class Inputs:
     grad: Tensor
 
     def double(self) -> Inputs:
-        """The same numbers in float64, as new leaves."""
+        """Copy the inputs to float64, as new leaves."""
 
         def wide(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.detach().double().requires_grad_(x.requires_grad)
@@ -60,8 +60,8 @@ class Inputs:
 def draw(
     batch: int, heads: int, tokens: int, d: int, e: int, dtype: torch.dtype = torch.float32, norm: bool = True
 ) -> Inputs:
-    """Inputs seeded by what they are."""
-    seed = hash((batch, heads, tokens, d, e, norm)) % 2**31  # of numbers only: the same in every process
+    """Draw random inputs, seeded by their sizes."""
+    seed = hash((batch, heads, tokens, d, e, norm)) % 2**31  # a hash of numbers is the same in every process
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -83,14 +83,14 @@ def draw(
 
 
 def fused(inputs: Inputs, causal: bool, out_scale: float = 1.0) -> dict[str, Tensor]:
-    """The output and every gradient from the kernels, with unwritten memory poisoned."""
+    """Compute the output and every gradient with the kernels; unwritten memory reads as NaN."""
     assert kernels.unfusable(inputs.q, inputs.v) is None
     with poisoned():
         return _run(inputs, causal, out_scale, "triton")
 
 
 def exact(inputs: Inputs, causal: bool, out_scale: float = 1.0) -> dict[str, Tensor]:
-    """The same from the formula in float64."""
+    """Compute the output and every gradient with the formula in float64."""
     return _run(inputs.double(), causal, out_scale, "eager")
 
 
@@ -104,7 +104,7 @@ def _run(inputs: Inputs, causal: bool, out_scale: float, backend: str) -> dict[s
 
 
 def error(found: Tensor, expected: Tensor) -> float:
-    """‖found − expected‖ / ‖expected‖; NaN if anything found is."""
+    """Compute ‖found − expected‖ / ‖expected‖, which is NaN if `found` contains NaN."""
     return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm())
 
 

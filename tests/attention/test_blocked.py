@@ -1,4 +1,4 @@
-"""Blocks of rows on a CPU against the formula in float64, for every way of cutting heads and rows."""
+"""Compare the blocked attention for CPUs with the formula in float64, for every way to split heads and rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def results(function, tensors: list[Tensor], grad: Tensor, causal: bool) -> dict
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lam_shape", [(), (1, 6, 1, 1), (2, 6, 53, 1)])
-# uneven blocks of one head; 4 of 6 heads fit and 3 divide them
+# first: uneven blocks of one head; second: 4 of the 6 heads would fit, and a block takes 3, a divisor of 6
 @pytest.mark.parametrize("elements", [53 * 20, 53 * 53 * 4])
-def test_blocks_are_the_formula(
+def test_blocked_attention_matches_the_formula(
     monkeypatch: pytest.MonkeyPatch,
     elements: int,
     lam_shape: tuple[int, ...],
@@ -38,7 +38,7 @@ def test_blocks_are_the_formula(
     found = results(blocked.differential, [q, k, v, lam], grad, causal)
     wide = [x.double() for x in (q, k, v, lam)]
     expected = results(eager.differential, wide, grad.double(), causal)
-    # a sum of terms may cancel: its error is measured by the size of its terms
+    # the gradient of λ is a sum whose terms may cancel: its error is relative to the size of the terms
     terms = [*wide[:3], wide[3].expand(2, 6, 53, 1)]
     size = {"lam": results(eager.differential, terms, grad.double(), causal)["lam"].norm()}
     for name, want in expected.items():
@@ -47,7 +47,7 @@ def test_blocks_are_the_formula(
         assert found[name].dtype == (lam.dtype if name == "lam" else dtype)
 
 
-def test_threads_give_the_same_numbers_in_every_run_and_leave_torch_its_own() -> None:
+def test_blocked_attention_is_deterministic_and_keeps_torchs_threads() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 4, 300, 16, generator=generator) for _ in range(2))
     v, grad = (torch.randn(2, 2, 300, 32, generator=generator) for _ in range(2))

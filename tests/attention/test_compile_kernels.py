@@ -1,4 +1,4 @@
-"""The kernels compiled for GPUs that need not be there: shared memory suffices from 8.0 on, and loops prefetch."""
+"""Compile the kernels for GPUs that may be absent: from capability 8.0 they fit shared memory, and loops prefetch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).parents[2]
-# the Triton of torch 2.11, in a folder of its own: `make test-triton36`
+# the Triton of torch 2.11, which `make test-triton36` installs into a separate folder
 OLDER = Path(os.environ.get("DIFFCLIP_TRITON36") or ROOT / ".venv" / "triton36")
 PROGRAM = """
 import json, sys
@@ -40,11 +40,11 @@ for *problem, capability, limit in json.loads(sys.argv[1]):
         row = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "waits": [*map(int, waits)]}
         print(json.dumps(row | {"keys": len(keys)}))
 """
-# bytes of a program, by compute capability
+# bytes of shared memory per program, by compute capability
 SHARED = {75: 64 * 1024, 80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 SHORT, TEXT, LONG = (197, 64, 128, 2, False), (77, 64, 128, 2, True), (4097, 64, 128, 2, False)
 PROBLEMS = [
-    # with as much memory, 8.6 and 12.0 have the same plan of each
+    # 8.6 and 12.0 have equally much memory and therefore the same plan for each problem
     *((*SHORT, capability) for capability in (80, 86, 90)),
     *((*LONG, capability) for capability in (90, 120)),
     (197, 80, 160, 2, False, 90),
@@ -57,7 +57,7 @@ PROBLEMS = [
 def compiled(
     problems: list[tuple[Any, ...]], cache: Path, first: Path | None = None
 ) -> list[list[dict[str, Any]]]:
-    """The three kernels of each problem, compiled in a process whose imports look into `first` first."""
+    """Compile the three kernels of each problem in a process whose imports search the folder `first` first."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     path = [*([str(first)] if first else []), str(ROOT / "src"), str(ROOT)]
     ran = subprocess.run(
@@ -74,13 +74,13 @@ def compiled(
 
 def check(problems: list[tuple[Any, ...]], found: list[list[dict[str, Any]]]) -> None:
     for problem, rows in zip(problems, found, strict=True):
-        if problem[-1] == 75:  # so `unfusable` refuses it
+        if problem[-1] == 75:  # this is why `unfusable` refuses capability 7.5
             assert all(row["shared"] > SHARED[75] for row in rows)
             continue
         for row in rows:
             assert row["keys"] == 1, f"{row['kernel']} would compile again for a last batch of another size"
             assert 0 < row["shared"] <= SHARED[problem[-1]], (problem, row)
-            # on a GPU with room for it each loop waits for copies that were started an iteration before
+            # on a GPU with enough memory each loop waits for copies that were started one iteration earlier
             looped = row["kernel"] != "forward_short" and problem[:5] in (SHORT, LONG)
             if looped and problem[-1] == 90:
                 assert max(row["waits"]) >= 2, (problem, row)

@@ -1,4 +1,4 @@
-"""The operators under torch's own machinery: its checks, compilation, checkpointing, and sharded parameters."""
+"""The operators with torch's own tools: opcheck, compilation, checkpointing and sharded parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WITHOUT_AUTOGRAD = ("test_schema", "test_faketensor")
 
 
 @pytest.mark.parametrize(("tokens", "dtype"), [(9, torch.float32), (257, torch.float16)])
-def test_fused_attention_is_a_proper_operator(tokens: int, dtype: torch.dtype) -> None:
+def test_fused_attention_passes_opcheck(tokens: int, dtype: torch.dtype) -> None:
     q, k, v, lam, gain, grad = vars(draw(1, 1, tokens, 16, 16, dtype, norm=tokens == 9)).values()
     torch.library.opcheck(fused_attention, (q, k, v, lam, gain, True, 1e-5, 0.2, True))
     plain = [x if x is None else x.detach() for x in (q, k, v, lam, gain)]
@@ -40,7 +40,7 @@ def test_fused_attention_is_a_proper_operator(tokens: int, dtype: torch.dtype) -
     )
 
 
-def test_packed_attention_is_a_proper_operator() -> None:
+def test_packed_attention_passes_opcheck() -> None:
     _, _, _, lam, gain, grad = vars(draw(2, 2, 9, 8, 16)).values()
     qkv = torch.randn(2, 9, 96, device=DEVICE, requires_grad=True)
     torch.library.opcheck(fused_attention_packed, (qkv, lam, gain, 4, True, 1e-5, 0.2, True))
@@ -53,7 +53,7 @@ def test_packed_attention_is_a_proper_operator() -> None:
     )
 
 
-def test_blocked_attention_is_a_proper_operator() -> None:
+def test_blocked_attention_passes_opcheck() -> None:
     inputs = draw(2, 2, 9, 8, 16)
     q, k, v, lam, grad = (
         x.cpu().detach() for x in (inputs.q, inputs.k, inputs.v, inputs.lam[..., None], inputs.grad)
@@ -64,7 +64,7 @@ def test_blocked_attention_is_a_proper_operator() -> None:
 
 
 def tiny(backend: str, image_size: int = 32) -> tuple[CLIP, Tensor, Tensor]:
-    """A small DiffCLIP, images and tokens; 96 pixels per side make 145 tokens, which a CPU handles in blocks."""
+    """Create a small DiffCLIP, images and tokens. 96 pixels per side give 145 tokens, which a CPU handles in blocks."""
     vision, text = ({**SIZES[tower], "layers": 2} for tower in ("vision", "text"))
     sizes = SIZES | {"vision": vision | {"image_size": image_size}, "text": text}
     model = CLIP(variant_config("DiffCLIP", sizes), attention_backend=backend, seed=0).to(DEVICE)
@@ -99,7 +99,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], rounding:
         pytest.param("auto", 96, "inductor", marks=pytest.mark.slow),
     ],
 )
-def test_a_checkpointed_or_compiled_model_is_the_model(backend: str, image_size: int, compiler: str) -> None:
+def test_checkpointing_and_compilation_keep_gradients(backend: str, image_size: int, compiler: str) -> None:
     torch._dynamo.reset()
     model, images, tokens = tiny(backend, image_size)
     expected = gradients(model, images, tokens)
@@ -107,7 +107,7 @@ def test_a_checkpointed_or_compiled_model_is_the_model(backend: str, image_size:
     assert_same(gradients(model, images, tokens), expected)
     model.set_grad_checkpointing(False)
     rounding = 0.0
-    if compiler == "inductor":  # it sums in another order: as near as float32's own error lets it be
+    if compiler == "inductor":  # inductor sums in another order: the limit comes from float32's own error
         exact = gradients(copy.deepcopy(model).double(), images.double(), tokens)
         rounding = 2 * max(error(expected[name].double(), exact[name].double()) for name in exact)
         assert rounding < 5e-5

@@ -1,4 +1,4 @@
-"""What happens where the fused kernels cannot serve: the formula's numbers, and one line that says so."""
+"""If the fused kernels cannot run, the results are those of the formula, and one warning gives the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """The warnings said in here."""
+    """Collect the warnings of the block."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -46,7 +46,7 @@ def draw(d: int = 8, e: int = 16, dtype: torch.dtype = torch.float32) -> list[Te
         (8, 16, torch.float32, 0.3, "attention dropout needs the maps"),
     ],
 )
-def test_what_does_not_fit_is_done_by_the_formula_and_said_once(
+def test_unsupported_inputs_fall_back_to_eager_with_one_warning(
     d: int, e: int, dtype: torch.dtype, dropout_p: float, reason: str
 ) -> None:
     q, k, v = draw(d, e, dtype)
@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_done_by_the_formula_and_said_once(
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa"])
-def test_others_drop_in_silence(backend: str) -> None:
+def test_auto_and_sdpa_apply_dropout_without_a_warning(backend: str) -> None:
     q, k, v = draw()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -75,7 +75,7 @@ def test_others_drop_in_silence(backend: str) -> None:
 
 
 def test_dropout_drops_its_share_of_each_map_and_scales_the_rest() -> None:
-    # with V the identity the output is the map itself; all scores are equal and λ is 0: entries are 0 or (1/N)/(1 − p)
+    # V is the identity, so the output is the map. Scores are equal and λ is 0, so entries are 0 or (1/N)/(1 − p)
     tokens = 100
     q, v = torch.zeros(2, 4, tokens, 8), torch.eye(tokens).expand(2, 2, tokens, tokens)
     torch.manual_seed(0)
@@ -85,12 +85,12 @@ def test_dropout_drops_its_share_of_each_map_and_scales_the_rest() -> None:
     # 40 000 draws: five standard deviations are 0.011
     assert abs(dropped.float().mean() - 0.25) < 0.011
     second = differential_attention(q, q, v, 1.0, dropout_p=0.25)
-    # the maps lose entries of their own: where one was lost and the other not, the difference is not 0
+    # each map has its own dropout: the difference is not 0 if exactly one of the two entries was dropped
     assert abs((second != 0).float().mean() - 2 * 0.25 * 0.75) < 0.013
 
 
 @pytest.mark.parametrize("kind", [DifferentialAttention, SoftmaxAttention])
-def test_layers_drop_in_training_only(kind: type) -> None:
+def test_layers_apply_dropout_in_training_only(kind: type) -> None:
     torch.manual_seed(0)
     layer, plain = kind(32, 4, attn_drop=0.5), kind(32, 4)
     plain.load_state_dict(layer.state_dict())
@@ -99,7 +99,7 @@ def test_layers_drop_in_training_only(kind: type) -> None:
     assert torch.equal(layer.eval()(x), plain(x))
 
 
-def test_without_a_gpu_or_the_interpreter_triton_is_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_falls_back_to_eager_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_INTERPRETED", False)
     (q, k, v), layer, x = draw(), DifferentialAttention(32, 4), torch.randn(1, 6, 32)
 
@@ -119,7 +119,7 @@ def test_without_a_gpu_or_the_interpreter_triton_is_the_formula(monkeypatch: pyt
 
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tensor]:
-    """A tensor as on a GPU, of a machine that has none."""
+    """Create a fake tensor on a GPU, for a machine without a GPU."""
     monkeypatch.setattr(fused, "_INSTALLED", True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     fused._tried.cache_clear()
@@ -128,7 +128,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tensor]:
     fused._tried.cache_clear()
 
 
-def test_auto_takes_the_kernels_unless_a_first_launch_fails_which_is_said_once(
+def test_auto_uses_the_kernels_or_warns_once_if_the_first_launch_fails(
     a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches: list[torch.device] = []
@@ -137,7 +137,7 @@ def test_auto_takes_the_kernels_unless_a_first_launch_fails_which_is_said_once(
     assert dispatch.choose_backend("auto", wide, wide[:, :1], 0.0) == "sdpa"
     for asked in ("sdpa", "eager"):
         assert dispatch.choose_backend(asked, a_gpu, a_gpu[:, :1], 0.0) == asked
-    assert launches == []  # nobody asked for the kernels
+    assert launches == []  # none of these calls needs the kernels
     assert [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)] == ["triton"] * 3
     assert launches == [torch.device("cuda:0")]
     assert dispatch.choose_backend("triton", wide, wide[:, :1], 0.0) == "triton"
@@ -151,7 +151,7 @@ def test_auto_takes_the_kernels_unless_a_first_launch_fails_which_is_said_once(
         found = [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)]
     assert found == ["sdpa"] * 3
     assert said == ["the fused attention kernels do not run here: RuntimeError: Failed to find C compiler."]
-    # an old GPU has it without a launch
+    # an old GPU is refused without a launch
     fused._tried.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
     assert dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) == "sdpa"

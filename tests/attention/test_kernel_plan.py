@@ -1,4 +1,4 @@
-"""Blocks: what fits shared memory, the same numbers from every choice, and the file of measured plans."""
+"""Block sizes: plans fit shared memory, every choice gives the same numbers, and measured plans go to a file."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_every_plan_fits_shared_memory(limit: int) -> None:
             assert problem.shared(kernel, getattr(plan, kernel)) <= limit, (problem, kernel)
 
 
-def test_chunks_just_hold_a_row() -> None:
+def test_chunks_cover_a_row_without_a_spare_chunk() -> None:
     for tokens in range(1, 257):
         parts = [part for part in chunks(tokens) if part]
         assert all(part >= 16 and part & (part - 1) == 0 for part in parts), tokens
         assert sum(parts[:-1]) < tokens <= sum(parts), tokens
 
 
-def test_plans_are_looked_for_once_a_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_looked_up_once_per_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
     monkeypatch.setattr(tuning, "cached", lambda *arguments: looked.append(arguments))
     monkeypatch.setattr(plans, "_plans", {})
@@ -52,7 +52,7 @@ def test_plans_are_looked_for_once_a_process(file: Path, monkeypatch: pytest.Mon
 
 
 def all_candidates(kernel: str) -> list[Blocks]:
-    """Of every type, width and length; all give the same numbers, so that one input serves."""
+    """List candidates of every type, width and length. All give the same numbers, so one input serves for all."""
     problems = [
         Problem(tokens, 16, value, width, False)
         for tokens, value, width in product((150, 300), (32, 256), (2, 4))
@@ -62,7 +62,7 @@ def all_candidates(kernel: str) -> list[Blocks]:
 
 
 def passes(tokens: int, plan: Plan, causal: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the kernels make of one pair of heads with `plan`, and what the formula does."""
+    """Compute one pair of heads with the kernels under `plan`, and with the formula."""
     inputs = draw(1, 1, tokens, 16, 32)
     q, k, v, lam, gain = (x if x is None else x.detach() for x in list(vars(inputs).values())[:5])
     with poisoned():
@@ -82,7 +82,7 @@ SAFE = Blocks(32, 32, 4, 1) if DEVICE == "cuda" else Blocks(128, 128, 4, 1)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_choice_of_blocks_gives_the_same_numbers(kernel: str, causal: bool) -> None:
     for blocks in all_candidates(kernel):
-        tokens = max(blocks.rows, blocks.columns) + 5  # a whole block and a bit
+        tokens = max(blocks.rows, blocks.columns) + 5  # one block and 5 tokens more
         if DEVICE == "cuda" and Problem(tokens, 16, 32, 4, causal).shared(kernel, blocks) > 99 * KIB:
             continue
         plan = Plan(**{name: blocks if name == kernel else SAFE for name in KERNELS})
@@ -100,14 +100,14 @@ X = SimpleNamespace(device=torch.device("cuda"))
 
 @pytest.fixture
 def file(cache_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the plans of a GPU that is not there."""
+    """Return the plan file of a GPU that this machine does not have."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200 (80/GB)")
     properties = SimpleNamespace(shared_memory_per_block_optin=232_448)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return tuning.plan_file(X.device)
 
 
-def test_what_is_kept_is_found_again_and_only_for_its_problem(file: Path, cache_home: Path) -> None:
+def test_a_kept_plan_is_found_again_for_its_own_problem_only(file: Path, cache_home: Path) -> None:
     assert file.parent == cache_home / "diffclip" / "kernels"
     assert "_NVIDIA-H200-80-GB_triton-" in file.name
     assert tuning.cached(PROBLEM, X.device) is None
@@ -119,13 +119,13 @@ def test_what_is_kept_is_found_again_and_only_for_its_problem(file: Path, cache_
     assert len(json.loads(file.read_text())) == 2
     for change in ({"tokens": 196}, {"value": 64}, {"bytes": 4}, {"causal": True}):
         assert tuning.cached(replace(PROBLEM, **change), X.device) is None
-    # one that is no candidate any more is not taken
+    # a kept plan that is not a candidate any more is ignored
     tuning.keep(PROBLEM, replace(PLAN, keys=Blocks(48, 64, 4, 2)), file)
     assert tuning.cached(PROBLEM, X.device) is None
 
 
 @pytest.mark.usefixtures("file")
-def test_a_search_in_which_every_candidate_fails_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_returns_none_if_every_candidate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> float:
         raise RuntimeError("out of resource")
 
@@ -133,7 +133,7 @@ def test_a_search_in_which_every_candidate_fails_finds_none(monkeypatch: pytest.
     assert tuning.search(PROBLEM, X, X) is None
 
 
-def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_a_pass_keeps_the_random_state_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     q, v = torch.zeros(1, 2, 20, 16), torch.zeros(1, 1, 20, 16)
     monkeypatch.setattr(tuning.launch, "forward", lambda *arguments: (q, v))
     monkeypatch.setattr(tuning.triton.testing, "do_bench", lambda work, *times, **named: 1.0)
@@ -143,7 +143,7 @@ def test_a_search_leaves_the_random_numbers_of_a_run_alone(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"a": {"sideways": {"rows": 1}}}', b"\xff\xfe\x00"])
-def test_a_damaged_file_holds_nothing_and_is_written_anew(file: Path, damage: bytes) -> None:
+def test_a_damaged_plan_file_is_ignored_and_rewritten(file: Path, damage: bytes) -> None:
     file.parent.mkdir(parents=True)
     file.write_bytes(damage)
     assert tuning.cached(PROBLEM, X.device) is None
@@ -151,7 +151,7 @@ def test_a_damaged_file_holds_nothing_and_is_written_anew(file: Path, damage: by
     assert tuning.cached(PROBLEM, X.device) == PLAN
 
 
-def test_a_folder_that_cannot_be_written_is_told(file: Path, cache_home: Path) -> None:
+def test_an_unwritable_plan_folder_raises_input_error(file: Path, cache_home: Path) -> None:
     (cache_home / "diffclip").write_text("a file where the folder should be")
     with pytest.raises(InputError, match="diffclip"):
         tuning.keep(PROBLEM, PLAN, file)

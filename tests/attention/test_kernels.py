@@ -1,4 +1,4 @@
-"""The fused kernels: outputs and every gradient against the formula in float64, whatever the shape and layout."""
+"""Compare outputs and gradients of the fused kernels with the formula in float64, for many shapes and layouts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from diffclip.attention.heads import split_heads
 from diffclip.attention.kernels import launch
 from diffclip.attention.kernels.plan import Blocks, Plan, keeps_second, problem_of, table_plan
 
-# a case that the kernels do not take would compare the formula with itself
+# an error, because a case that falls back to eager would compare the formula with itself
 pytestmark = pytest.mark.filterwarnings("error:attention backend")
 
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's time goes with the number of blocks: off a GPU they are large, and short rows are whole."""
+    """Use large blocks and whole short rows without a GPU: the interpreter's time grows with the number of blocks."""
     if DEVICE == "cuda":
         return
     large = Blocks(128, 64, 4, 1)
@@ -51,7 +51,7 @@ def test_poison_reaches_every_kind_of_allocation() -> None:
         (290, 64, 128, False),
     ],
 )
-def test_head_sizes_and_types(tokens: int, d: int, e: int, causal: bool, dtype: torch.dtype) -> None:
+def test_head_sizes_match_the_formula(tokens: int, d: int, e: int, causal: bool, dtype: torch.dtype) -> None:
     inputs = draw(1, 2 if tokens == 33 else 1, tokens, d, e, dtype)
     assert_near(fused(inputs, causal, 0.2), exact(inputs, causal, 0.2), TOLERANCES[dtype])
 
@@ -70,15 +70,15 @@ def test_head_sizes_and_types(tokens: int, d: int, e: int, causal: bool, dtype: 
         (290, True, True),
     ],
 )
-def test_numbers_of_tokens(tokens: int, causal: bool, norm: bool) -> None:
+def test_sequence_lengths_match_the_formula(tokens: int, causal: bool, norm: bool) -> None:
     inputs = draw(1, 1, tokens, 16, 32, norm=norm)
     assert_near(fused(inputs, causal), exact(inputs, causal), 1e-5)
 
 
-def test_one_token() -> None:
+def test_one_token_matches_the_formula() -> None:
     inputs = draw(2, 3, 1, 16, 32, norm=False)
     found, expected = fused(inputs, True), exact(inputs, True)
-    for name in ("q", "k"):  # a softmax of one score moves with nothing
+    for name in ("q", "k"):  # the softmax of one score is constant
         assert expected.pop(name).abs().max() < 1e-12
         assert found[name].abs().max() < 1e-5
     assert_near(found, expected, 1e-5)
@@ -87,7 +87,7 @@ def test_one_token() -> None:
 @pytest.mark.parametrize(
     ("smallest", "tokens", "out_scale"), [(0.0, 40, 0.2), (1e-5, 40, 1.0), (2e-3, 40, 0.2), (0.0, 260, 0.2)]
 )
-def test_a_gain_that_wipes_a_channel_out(smallest: float, tokens: int, out_scale: float) -> None:
+def test_a_gain_near_zero_matches_the_formula(smallest: float, tokens: int, out_scale: float) -> None:
     inputs = draw(1, 2, tokens, 16, 24)
     assert inputs.gain is not None
     inputs.gain.data[5] = smallest
@@ -98,10 +98,10 @@ def test_a_gain_that_wipes_a_channel_out(smallest: float, tokens: int, out_scale
     ("dtype", "offset", "tolerance"), [(torch.float32, 150.0, 2e-4), (torch.float16, -40.0, 0.02)]
 )
 @pytest.mark.parametrize(("tokens", "causal"), [(19, False), (19, True), (261, False)])
-def test_scores_far_from_zero(
+def test_scores_far_from_zero_match_the_formula(
     tokens: int, causal: bool, dtype: torch.dtype, offset: float, tolerance: float
 ) -> None:
-    # a softmax does not feel an offset of its scores, nor may the zeros that fill the last block of keys up
+    # an offset of all scores leaves a softmax unchanged; the zeros that pad the last block of keys must not count
     inputs = draw(1, 1, tokens, 16, 16, dtype)
     with torch.no_grad():
         inputs.q[..., -1], inputs.k[..., -1] = abs(offset) ** 0.5, 4 * offset / abs(offset) ** 0.5
@@ -109,7 +109,7 @@ def test_scores_far_from_zero(
 
 
 @pytest.mark.parametrize(("batch", "pairs", "tokens"), [(2, 2, 21), (1, 1, 258)])
-def test_strided_views(batch: int, pairs: int, tokens: int) -> None:
+def test_views_of_packed_qkv_match_the_formula(batch: int, pairs: int, tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
     qkv = torch.randn(batch, tokens, 3 * 32 * pairs, generator=generator).to(DEVICE)
     inputs = draw(batch, pairs, tokens, 16, 32)
@@ -120,7 +120,7 @@ def test_strided_views(batch: int, pairs: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("gain", [torch.linspace(0.5, 1.5, 64)[::2], torch.tensor(1.5).expand(32)])
-def test_last_dimensions_that_are_not_contiguous_shared_heads_and_gains_that_are_views(gain: Tensor) -> None:
+def test_noncontiguous_inputs_and_gains_match_the_formula(gain: Tensor) -> None:
     inputs = draw(2, 2, 30, 16, 32)
     inputs.gain = gain.to(DEVICE).detach().requires_grad_()
     inputs.q = inputs.q.detach().mT.contiguous().mT.requires_grad_()
@@ -132,7 +132,7 @@ def test_last_dimensions_that_are_not_contiguous_shared_heads_and_gains_that_are
 
 
 @pytest.mark.parametrize("shape", ["sum", "rows", "transposed"])
-def test_gradients_of_any_layout(shape: str) -> None:
+def test_output_gradients_of_any_layout_match_the_formula(shape: str) -> None:
     inputs = draw(1, 2, 35, 16, 32)
     inputs.grad = {
         "sum": torch.ones((), device=DEVICE).expand(1, 2, 35, 32),
@@ -151,7 +151,7 @@ def test_gradients_of_any_layout(shape: str) -> None:
         (2, 30, True, torch.float32, True),  # the projection's last dimension is not contiguous
     ],
 )
-def test_packed_is_the_same_without_a_copy(
+def test_packed_attention_matches_the_formula(
     batch: int, tokens: int, causal: bool, dtype: torch.dtype, transposed: bool
 ) -> None:
     generator = torch.Generator().manual_seed(tokens)
@@ -175,7 +175,7 @@ def test_packed_is_the_same_without_a_copy(
 
 
 @pytest.mark.parametrize("only", ["q", "k", "v", "lam", "gain"])
-def test_one_gradient_alone(only: str) -> None:
+def test_a_single_gradient_alone_matches_the_formula(only: str) -> None:
     inputs = draw(1, 2, 20, 16, 16)
     expected = exact(inputs, True)[only]
     for name, leaf in inputs.leaves().items():
@@ -186,7 +186,7 @@ def test_one_gradient_alone(only: str) -> None:
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(0, 20), (2, 0)])
-def test_nothing_in_gives_nothing_out(batch: int, tokens: int) -> None:
+def test_empty_inputs_give_empty_outputs(batch: int, tokens: int) -> None:
     found = fused(draw(batch, 1, tokens, 16, 32, torch.float16), False)
     assert found["out"].shape == found["v"].shape == (batch, 1, tokens, 32)
     assert not found["gain"].any()

@@ -1,4 +1,4 @@
-"""Every backend and kind of layer against its formula written out, and against timm's and torch's layers."""
+"""Compare every backend and kind of layer with its formula written out, and with timm's and torch's layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inputs(batch: int, heads: int, tokens: int, d: int, e: int, dtype=torch.floa
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, lam: float, causal: bool) -> np.ndarray:
-    """(A1 − λ·A2)·V in NumPy's float64, head by head."""
+    """Compute (A1 − λ·A2)·V in NumPy's float64, head by head."""
     q, k, v = (t.detach().double().numpy() for t in (q, k, v))
     batch, heads, tokens, _ = v.shape
     out = np.zeros(v.shape)
@@ -52,7 +52,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, lam: float, causal: bool) -> np.nda
 @pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("tokens", "d", "e"), [(1, 8, 16), (33, 16, 16), (600, 8, 16), (600, 16, 8)])
-def test_is_the_formula(backend: str, causal: bool, tokens: int, d: int, e: int) -> None:
+def test_every_backend_matches_the_formula(backend: str, causal: bool, tokens: int, d: int, e: int) -> None:
     if backend == "triton" and tokens == 600:
         pytest.skip("seconds in the interpreter: test_kernels.py has long rows")
     q, k, v = inputs(2, 3, tokens, d, e)
@@ -61,7 +61,7 @@ def test_is_the_formula(backend: str, causal: bool, tokens: int, d: int, e: int)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_lambda_may_be_a_number_a_scalar_by_head_or_by_token(backend: str) -> None:
+def test_lambda_may_be_a_number_a_scalar_or_vary_by_head_or_token(backend: str) -> None:
     q, k, v = inputs(2, 3, 5, 8, 16)
     same = [0.4, torch.tensor(0.4), torch.full((3,), 0.4), torch.full((2, 3, 5), 0.4)]
     first, *others = (differential_attention(q, k, v, lam, backend=backend) for lam in same)
@@ -73,14 +73,14 @@ def test_lambda_may_be_a_number_a_scalar_by_head_or_by_token(backend: str) -> No
         torch.testing.assert_close(
             out[:, head], differential_attention(q, k, v, lam, backend=backend)[:, head]
         )
-    # the difference of two calls: the output is linear in λ
+    # the output is linear in λ, so the difference of two calls is its slope
     grads = torch.autograd.grad(out.sum(), by_head)[0]
     slope = differential_attention(q, k, v, 1.0) - differential_attention(q, k, v, 0.0)
     torch.testing.assert_close(grads, slope.sum((0, 2, 3)), rtol=1e-4, atol=1e-4)
 
 
 def test_lambda_is_not_rounded_to_the_inputs_type() -> None:
-    # with equal maps the output is (1 − λ)·A·V: a λ rounded to bfloat16 (0.99609375) would be 2.5 times too far off
+    # with equal maps the output is (1 − λ)·A·V: a λ rounded to bfloat16 (0.99609375) would make it 1.56 times as large
     q, _, v = inputs(1, 1, 4, 8, 8, dtype=torch.bfloat16)
     pair = q[:, :1].expand(1, 2, 4, 8)
     out = differential_attention(pair, pair, v, 0.9975, backend="sdpa")
@@ -98,7 +98,7 @@ def test_lambda_is_not_rounded_to_the_inputs_type() -> None:
         (lambda q, k, v: (q, k, v, 0.5, False, "spda"), "'sdpa'"),
     ],
 )
-def test_what_does_not_fit_is_named(change, words: str) -> None:
+def test_invalid_inputs_are_named_in_the_error(change, words: str) -> None:
     with pytest.raises(InputError) as error:
         differential_attention(*change(*inputs(2, 2, 5, 8, 16)))
     assert words in str(error.value)
@@ -121,7 +121,7 @@ def test_layer_agrees_with_timm(backend: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_plain_layer_is_torchs_multi_head_attention(backend: str) -> None:
+def test_softmax_layer_matches_torchs_multi_head_attention(backend: str) -> None:
     torch.manual_seed(0)
     oracle = torch.nn.MultiheadAttention(32, 4, batch_first=True)
     layer = SoftmaxAttention(32, 4)
@@ -135,7 +135,7 @@ def test_plain_layer_is_torchs_multi_head_attention(backend: str) -> None:
     )
 
 
-def test_layers_and_rivals_refuse_what_they_do_not_have() -> None:
+def test_unsupported_layer_options_raise_input_error() -> None:
     with pytest.raises(InputError, match="the model CLIP decides that"):
         variant_config("CLIP", {"vision": {"registers": 4}})
     with pytest.raises(InputError, match="odd"):
@@ -147,7 +147,7 @@ def test_layers_and_rivals_refuse_what_they_do_not_have() -> None:
 
 
 def layer_by_hand(layer: Any, x: Tensor, causal: bool) -> Tensor:
-    """Head by head and map by map."""
+    """Compute a layer's output head by head and map by map."""
     tokens, width = x.shape[1:]
     size = width // layer.num_heads
     q, k, v = layer.qkv(x).chunk(3, -1)
@@ -179,11 +179,11 @@ def layer_by_hand(layer: Any, x: Tensor, causal: bool) -> Tensor:
     "kind",
     [AddedDifferentialAttention, DifferentialAttentionV2, GatedAttention, HeadwiseGatedAttention],
 )
-def test_a_layer_is_its_formula_forward_and_backward(
+def test_a_layer_matches_its_formula_forward_and_backward(
     kind: type, backend: str, tokens: int, causal: bool
 ) -> None:
     torch.manual_seed(0)
-    layer = kind(24, 3).double()  # an odd number of heads is fine: no pair shares a value
+    layer = kind(24, 3).double()  # an odd number of heads is allowed: no pair of heads shares a value
     layer.backend = backend
     for name, vector in layer.named_parameters():
         if name.startswith("lambda_"):  # an added map starts with λ at 0
@@ -200,11 +200,11 @@ def test_a_layer_is_its_formula_forward_and_backward(
     assert (maps.second is None) == isinstance(layer, GatedAttention)
 
 
-def test_with_an_added_map_it_is_the_plain_model_at_first_and_learns_at_once() -> None:
+def test_an_added_map_starts_as_the_plain_model_and_learns_at_once() -> None:
     plain, added = (CLIP(variant_config(name, SIZES), seed=0) for name in ("CLIP", "DiffCLIP-added"))
     images = random_images()
     assert [lam.tolist() for lam in added.lambdas().values()] == [[0.0] * 3] * 2
-    assert AddedDifferentialAttention(24, 3).current_lambda() == 0  # in a tower of one's own too
+    assert AddedDifferentialAttention(24, 3).current_lambda() == 0  # also in a user's own tower
     torch.testing.assert_close(added.encode_image(images), plain.encode_image(images))
     torch.testing.assert_close(added.encode_text(TOKENS), plain.encode_text(TOKENS))
     out = added(images, TOKENS)

@@ -1,4 +1,4 @@
-"""What is compared computes the same in turns, what fails is left out, and the line that says which backend to use."""
+"""The operators agree and take turns, failing operators are left out, and a line advises on the backend to use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_operators_agree_forward_and_backward() -> None:
     assert not torch.allclose(plain, expected)
 
 
-def test_rows_have_times_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_has_its_times_or_the_reason_for_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("too much")
 
@@ -50,7 +50,7 @@ def test_rows_have_times_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told) == len(given) + 3
 
 
-def test_turns_alternate_and_one_that_fails_is_left_out_with_the_reason() -> None:
+def test_turns_alternate_and_a_failing_entry_is_left_out_with_its_reason() -> None:
     order: list[str] = []
 
     def run(name: str) -> float:
@@ -68,7 +68,7 @@ def test_turns_alternate_and_one_that_fails_is_left_out_with_the_reason() -> Non
 
 
 def rows(**times: float) -> dict[str, dict[str, Any]]:
-    """Rows of one tower with the given milliseconds; what is not given cannot run."""
+    """Return rows of one tower with the given milliseconds; operators without a time cannot run."""
     names = ("auto", "eager", "sdpa", "triton", "timm")
     return {
         f"differential {name}": {"both": {"median_ms": times[name]}} if name in times else {"why": "not here"}
@@ -80,7 +80,7 @@ def rows(**times: float) -> dict[str, dict[str, Any]]:
     ("vision", "text", "backend", "line"),
     [
         (
-            rows(auto=10.2, sdpa=10, eager=20, timm=20.4),  # nothing is clearly quicker
+            rows(auto=10.2, sdpa=10, eager=20, timm=20.4),  # no backend is clearly faster
             rows(auto=5, sdpa=9, eager=5, timm=7.5),
             "auto",
             "sdpa for vision, 2.0 times; eager for text, 1.5 times",
@@ -93,7 +93,7 @@ def rows(**times: float) -> dict[str, dict[str, Any]]:
         ),
     ],
 )
-def test_a_backend_is_advised_that_is_clearly_quicker_over_both_towers(vision, text, backend, line) -> None:
+def test_advice_names_the_backend_clearly_faster_over_both_towers(vision, text, backend, line) -> None:
     advice = advise({"vision": vision, "text": text}, {"vision": "sdpa", "text": "eager"})
     end = "the speed of timm's arrangement, forward and backward"
     assert advice == (backend, f'use attention_backend="{backend}": {line} {end}')

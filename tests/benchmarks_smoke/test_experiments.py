@@ -1,4 +1,4 @@
-"""benchmarks/experiments.py: the primary numbers of made records, by hand, and pages with figures."""
+"""benchmarks/experiments.py: compare the primary numbers of synthetic records with values by hand, and write pages."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def results(tmp_path_factory) -> Path:
     (folder / "needle.jsonl").write_text("".join(lines))
     fields = {"weights": "", "task": "retrieval", "dataset": "captions", "split": "test", "count": 10}
     fields |= {"metric": "mean_recall", "low": None, "high": None, "protocol": ""}
-    for count in (0, 16):  # 4 comes last
+    for count in (0, 16):  # K = 4 runs last, so its results are still missing
         records = []
         made = (("CLIP", -0.01, 0.01), ("DiffCLIP", -0.005, 0.01), ("CLIP-gated", -0.01, 0.3))
         for model, gain, noise in made:
@@ -43,11 +43,11 @@ def results(tmp_path_factory) -> Path:
                 records += [Record(model=model, seed=n, value=values[n], **own) for n in SEEDS]
             cost = fields | {"task": "cost", "metric": "parameters", "value": 3392193.0}
             records.append(Record(model=model, seed=0, **cost))
-        if count:  # the first run of this arm has been made
+        if count:  # this arm has only its first run so far
             records.append(Record(model="CLIP-same-rate", seed=0, value=0.4, **fields))
         study = folder / "study_b" / f"k{count}"
         write_records(study / "results.jsonl", records)
-        # at K = 16 the rate of both models is the one for all, at K = 0 that of CLIP
+        # at K = 16 both models have the common learning rate, at K = 0 only CLIP has it
         rates = {"CLIP": 2e-3, "DiffCLIP": 2e-3 if count else 1e-3}
         runs = [json.dumps({"group": "models", "arm": arm, "lr": lr}) + "\n" for arm, lr in rates.items()]
         (study / "runs.jsonl").write_text("".join(runs))
@@ -60,12 +60,12 @@ def test_the_interaction_is_the_paired_change_of_the_difference(results: Path) -
     wide = values.pivot_table(index="seed", columns=["model", "distractors"], values="value")
     change = (wide["DiffCLIP"][16] - wide["CLIP"][16]) - (wide["DiffCLIP"][0] - wide["CLIP"][0])
     assert found["difference"] == pytest.approx(change.mean())
-    # whatever the other models do
+    # the p-value does not depend on the other models
     assert found["p"] == pytest.approx(stats.ttest_1samp(change, 0).pvalue)
     assert found["p"] < 0.05
 
 
-def test_runs_at_the_one_rate_for_all_are_not_made_twice(results: Path) -> None:
+def test_runs_at_the_common_learning_rate_are_not_repeated(results: Path) -> None:
     values = program.clutter_values(results / "study_b")
     made = values.groupby("distractors")["model"].unique().map(set)
     assert made[16] == {"CLIP", "DiffCLIP", "CLIP-gated", *program.SAME_RATE}
@@ -96,7 +96,7 @@ def _write_outcomes(
     np.savez(records.with_suffix(".outcomes.npz"), **found)
 
 
-def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None:
+def test_the_interval_combines_errors_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None:
     random, runs = np.random.default_rng(0), tmp_path / "runs"
     pairs = [(model, seed) for seed in range(4) for model in ("CLIP", "DiffCLIP")]
     drawn = {pair: (random.random((30, 5)), random.random(30)) for pair in pairs}
@@ -120,7 +120,7 @@ def test_the_interval_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None
     errors = [stats.sem(np.mean(gains, axis)) for axis in (1, 0)]
     assert [found["error_over_seeds"], found["error_over_images"]] == pytest.approx(errors, abs=1e-6)
     table = pd.DataFrame(np.stack(gains)).stack().rename_axis(["seed", "image"]).rename("gain").reset_index()
-    rest = ols("gain ~ C(seed) + C(image)", table).fit().mse_resid / len(table)  # it is in both errors
+    rest = ols("gain ~ C(seed) + C(image)", table).fit().mse_resid / len(table)  # part of both errors
     middle, reach = np.mean(gains), 1.96 * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - rest)
     shown = [found["low"], found["difference"], found["high"]]
     assert shown == pytest.approx([middle - reach, middle, middle + reach], abs=1e-5)

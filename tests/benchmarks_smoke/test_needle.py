@@ -1,4 +1,4 @@
-"""benchmarks/needle.py: its layers are the package's, and a run goes on where it was stopped."""
+"""benchmarks/needle.py: its layers match the package's, and a second run repeats nothing."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ LAYERS = {"DiffCLIP": DifferentialAttention, "CLIP-gated": GatedAttention}
 
 
 def layer_with(arm: str, weights: program.Weights) -> SelfAttention:
-    """The package's layer with the first model's values."""
+    """Create the package's layer with the weights of the first model."""
     kind = LAYERS.get(arm, SoftmaxAttention)
     layer = kind(program.WIDTH, program.heads_of(arm), qkv_bias=False, proj_bias=False)
     names = {"qkv": "qkv", "out": "out_proj", "gate": "gate_proj", "norm": "diff_norm"}
@@ -27,7 +27,7 @@ def layer_with(arm: str, weights: program.Weights) -> SelfAttention:
 
 
 @pytest.mark.parametrize("arm", program.ARMS)
-def test_without_noise_an_arm_is_the_layer_of_the_package(arm: str) -> None:
+def test_each_arm_without_noise_matches_the_packages_layer(arm: str) -> None:
     cell = program.Cell("independent", 9, 0.0)
     weights = program.make_weights(arm, [3, 4])
     x, noise, _, _ = program.Data([3, 4]).draw(cell, 5)
@@ -36,7 +36,7 @@ def test_without_noise_an_arm_is_the_layer_of_the_package(arm: str) -> None:
     torch.testing.assert_close(found.out[0], layer_with(arm, weights)(tokens)[:, 0])
 
 
-def test_a_run_goes_on_where_it_was_stopped(monkeypatch, tmp_path, capsys) -> None:
+def test_a_second_run_repeats_nothing_and_needs_the_same_seeds(monkeypatch, tmp_path, capsys) -> None:
     small = {"STEPS": 2, "TEST": 8, "LENGTHS": (5,), "STRENGTHS": (1.0,), "RATES": (0.01,)}
     for name, value in small.items():
         monkeypatch.setattr(program, name, value)

@@ -1,4 +1,4 @@
-"""The programs in benchmarks/, each once, as small as their options allow."""
+"""Run each program in benchmarks/ once, as small as its options allow."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
 
 @pytest.fixture
 def uninterpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter, which other tests use, would take minutes."""
+    """Turn off Triton's interpreter, which other tests use: it would take minutes here."""
     monkeypatch.setattr("diffclip.attention.fused._INTERPRETED", False)
 
 
@@ -45,7 +45,7 @@ def ordinary_torch() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("uninterpreted")
-def test_attention_with_its_curve_plot_and_table(run, monkeypatch, tmp_path) -> None:
+def test_attention_benchmark_writes_rows_curve_plot_and_table(run, monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(attention.SHAPES, "cpu", {"small": Shape(1, 4, 12, 8)})
     monkeypatch.setitem(attention.CURVE, "cpu", [Shape(2, 4, n, 8) for n in (6, 12)])
     ceilings = Ceilings(None, 1e11, None, {"operations": "made up"})
@@ -73,7 +73,7 @@ def test_attention_with_its_curve_plot_and_table(run, monkeypatch, tmp_path) -> 
 
 
 @pytest.mark.usefixtures("uninterpreted")
-def test_training_and_inference_with_every_model(run, monkeypatch, tmp_path) -> None:
+def test_training_benchmark_times_training_and_inference_of_every_model(run, monkeypatch, tmp_path) -> None:
     tower = {"width": 64, "layers": 1, "heads": 2}
     sizes = {"embed_dim": 16, "vision": {"image_size": 16, "patch_size": 8, **tower}}
     sizes["text"] = {"context_length": 12, **tower}
@@ -92,8 +92,8 @@ def test_training_and_inference_with_every_model(run, monkeypatch, tmp_path) -> 
     assert "| training, batch 2 | CLIP |" in table
 
 
-def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
-    # each of four processes would import torch and OpenCLIP anew
+def test_loader_benchmark_measures_both_loaders(monkeypatch, tmp_path) -> None:
+    # without fork, each of four processes would import torch and OpenCLIP again
     monkeypatch.setattr(loader, "get_context", lambda kind: get_context("fork"))
     monkeypatch.setattr(loader, "_SETTLE", 0.1)
     monkeypatch.setattr(loader, "EACH", 4)
@@ -113,7 +113,7 @@ def test_both_loaders_by_turns(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("uninterpreted", "ordinary_torch")
-def test_parity_of_the_shortest_case(run, tmp_path) -> None:
+def test_parity_program_passes_the_shortest_case(run, tmp_path) -> None:
     assert run(parity.main, "--longest", "7") == 0
     result = json.loads((tmp_path / "parity_cpu.json").read_text())
     worst = {(row["backend"], row["dtype"]): row.get("worst") for row in result["rows"]}
@@ -136,7 +136,7 @@ def test_parity_finds_a_wrong_backend(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("errors", [(1e-7, math.nan), (math.nan, 1e-7)])
-def test_an_error_that_is_no_number_is_the_worst(errors) -> None:
+def test_parity_table_shows_a_nan_error_as_the_worst(errors) -> None:
     row = {"backend": "sdpa", "dtype": "float32", "repeated": 0.0}
     rows = [row | {"worst": error, "within": error < 1} for error in errors]
     about = {"command": "c", "device": "d", "threads": 1, "torch": "2"}
@@ -144,7 +144,7 @@ def test_an_error_that_is_no_number_is_the_worst(errors) -> None:
     assert "| sdpa | float32 | 2 | nan | 1e-05 | 1 | 0e+00 |" in tables.parity(result)
 
 
-def test_timms_arrangement_in_our_layer_is_timms_layer() -> None:
+def test_timm_attention_matches_timms_layer() -> None:
     from timm.layers import DiffAttention
 
     torch.manual_seed(0)
@@ -159,9 +159,9 @@ def test_timms_arrangement_in_our_layer_is_timms_layer() -> None:
         torch.testing.assert_close(layer(x, is_causal=causal), oracle(x, is_causal=causal))
 
 
-def test_vit_b_16_takes_what_is_counted_by_hand() -> None:
+def test_forward_work_of_vit_b_16_matches_a_count_by_hand() -> None:
     work = forward_work(Shape(1, 12, 197), element=2)
-    # two products of 12 maps' queries and keys, and the same again with V; Q, K, V and O of 197×768 in two bytes
+    # Q, K, V and O of 197×768 at two bytes; multiply and add, for the products of queries and keys and of maps and V
     assert work == (4 * 197 * 768 * 2, 2 * (2 * 12 * 197 * 197 * 64), 12 * 197 * 197)
 
 
@@ -173,7 +173,7 @@ def tiny_model(name: str, seed: int) -> CLIP:
 
 
 @pytest.mark.slow
-def test_onnx_with_both_models_and_its_table(monkeypatch, tmp_path) -> None:
+def test_onnx_benchmark_measures_both_models_and_updates_its_table(monkeypatch, tmp_path) -> None:
     document = tmp_path / "export.md"
     document.write_text("before\n<!-- begin onnx -->\nold\n<!-- end onnx -->\nafter\n")
     arguments = ["--size", "tiny", "--seconds", "0.5", "--threads", "1", "--document", str(document)]

@@ -1,4 +1,4 @@
-"""Models and files of open_clip and transformers, made here, as ours and back: equal outputs, and what is refused."""
+"""Convert models and files of open_clip and transformers to ours and back: equal outputs, and refused models."""
 
 from __future__ import annotations
 
@@ -121,12 +121,12 @@ def test_transformers_models_keep_their_numbers(activation: str) -> None:
         ({"vision": {"block_type": "custom", "qk_norm": True}}, "differ from ours"),
     ],
 )
-def test_other_open_clip_models_are_refused_by_what_they_have(how: dict[str, Any], named: str) -> None:
+def test_unsupported_open_clip_models_are_refused_with_the_reason(how: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         from_open_clip(open_clip_model(**how), "their model")
 
 
-def test_other_transformers_models_are_refused_by_what_they_have() -> None:
+def test_unsupported_transformers_models_are_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match="activation relu"):
         from_transformers(transformers_model(vision={"hidden_act": "relu"}))
     with pytest.raises(InputError, match="text features would differ"):
@@ -139,7 +139,7 @@ def test_texts_that_do_not_end_with_the_largest_id_are_refused() -> None:
     told = "takes text features at the id 5, not the largest of 50"
     with pytest.raises(InputError, match=told):
         from_transformers(transformers_model(text={"eos_token_id": 5}), "their model")
-    old = from_transformers(transformers_model(text={"eos_token_id": 2}))  # means the largest
+    old = from_transformers(transformers_model(text={"eos_token_id": 2}))  # 2 means the largest id
     model = transformers_model()
     with torch.no_grad():
         torch.testing.assert_close(old.encode_text(TOKENS), model.get_text_features(TOKENS).pooler_output)
@@ -148,7 +148,7 @@ def test_texts_that_do_not_end_with_the_largest_id_are_refused() -> None:
 call = partial(in_process.call, "convert")
 
 
-def test_a_folder_of_transformers_becomes_a_differential_model(tmp_path: Path) -> None:
+def test_a_transformers_folder_is_converted_to_a_differential_model(tmp_path: Path) -> None:
     from transformers import CLIPImageProcessor
 
     model = transformers_model()
@@ -188,7 +188,7 @@ def test_weights_in_half_precision_are_read_in_float32(tmp_path: Path, capsys) -
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Weights of an architecture "tiny" with GELU; its tag "squashed" says that they were trained otherwise."""
+    """Write weights of an architecture "tiny" with GELU; its tag "squashed" has QuickGELU and other preprocessing."""
     import open_clip
     from open_clip import factory, pretrained
 
@@ -207,7 +207,7 @@ def same_images(ours, theirs) -> None:
 
 
 @pytest.mark.parametrize("between", ["/", ":"])
-def test_weights_of_open_clip_by_architecture_and_file(tiny: Path, between: str) -> None:
+def test_open_clip_weights_are_read_by_architecture_and_file(tiny: Path, between: str) -> None:
     ours, model = read_foreign(f"open_clip:tiny{between}{tiny}"), open_clip_model()
     same_images(ours, model)
     assert (ours.config.preprocess.resize, ours.config.preprocess.interpolation) == (None, "bicubic")
@@ -217,8 +217,8 @@ def test_weights_of_open_clip_by_architecture_and_file(tiny: Path, between: str)
         read_foreign(f"open_clip:tiny/{half}")
 
 
-def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(monkeypatch) -> None:
-    """Whatever the architecture says; nothing is built here."""
+def test_every_open_clip_tag_gets_the_activation_of_its_training(monkeypatch) -> None:
+    """The tag overrides the architecture; no model is built here."""
     import open_clip
 
     asked: dict[tuple[str, str], bool] = {}
@@ -229,7 +229,7 @@ def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(mon
     monkeypatch.setattr(open_clip, "create_model", create_model)
     monkeypatch.setattr("diffclip.convert.from_libraries.from_open_clip", lambda *_: None)
     for architecture, tag in open_clip.list_pretrained():
-        with suppress(InputError):  # with a tower of another library: before a download
+        with suppress(InputError):  # towers of other libraries are refused before a download
             read_foreign(f"open_clip:{architecture}:{tag}")
     for (architecture, tag), quick in asked.items():
         assert quick == open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu", False), tag
@@ -237,7 +237,7 @@ def test_every_tag_of_open_clip_gets_the_activation_that_it_was_trained_with(mon
     assert not any("SigLIP" in architecture for architecture, _ in asked)
 
 
-def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(tiny: Path, capsys) -> None:
+def test_a_tag_decides_the_activation_and_the_preprocessing(tiny: Path, capsys) -> None:
     import open_clip
 
     ours, model = read_foreign("open_clip:tiny/Squashed"), open_clip_model(quick_gelu=True)
@@ -260,7 +260,7 @@ def test_a_tag_decides_on_the_activation_and_on_how_images_are_prepared(tiny: Pa
         ("transformers:/no/such/folder", "cannot be read"),
     ],
 )
-def test_what_is_not_there_is_one_line(source: str, said: str) -> None:
+def test_missing_sources_raise_a_one_line_error(source: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as error:
         read_foreign(source)
     assert "\n" not in str(error.value)
@@ -278,7 +278,7 @@ def test_code_in_weights_is_not_run(tmp_path: Path) -> None:
 
 
 def test_every_command_takes_models_of_other_libraries(tiny: Path, tmp_path: Path) -> None:
-    """Converted on the way by `load_for_use`, which serves them all; `classify` stands for them."""
+    """`load_for_use` converts the models for all commands; `classify` stands for these commands."""
     model = transformers_model(text={"vocab_size": 49408, "eos_token_id": 49407})
     model.save_pretrained(tmp_path / "theirs")
     theirs, image = f"transformers:{tmp_path / 'theirs'}", tmp_path / "image.png"
@@ -292,8 +292,8 @@ def test_every_command_takes_models_of_other_libraries(tiny: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
 
-def test_to_transformers_and_back(model_folder: Path, tmp_path: Path, capfd) -> None:
-    """Its outputs are compared in tests/integrations/test_transformers_models.py."""
+def test_a_transformers_round_trip_keeps_the_model(model_folder: Path, tmp_path: Path, capfd) -> None:
+    """tests/integrations/test_transformers_models.py compares the outputs."""
     model = diffclip.load(model_folder)[0]
     said, _ = call(model_folder, tmp_path / "theirs", "--transformers")
     assert f"{tmp_path / 'theirs'}: DiffCLIP-v16x1x2p8-t16x1x2" in said
@@ -306,7 +306,7 @@ def test_to_transformers_and_back(model_folder: Path, tmp_path: Path, capfd) -> 
         assert torch.equal(again.state_dict()[name], value), name
 
 
-def test_nothing_is_replaced(model_folder: Path, tmp_path: Path) -> None:
+def test_convert_replaces_no_existing_file_or_folder(model_folder: Path, tmp_path: Path) -> None:
     image = tmp_path / "photo.pt"
     image.write_bytes(b"JPEG")
     for target, told in ((image, r"photo\.pt exists: give another name"), (tmp_path, "is not empty")):
@@ -315,7 +315,7 @@ def test_nothing_is_replaced(model_folder: Path, tmp_path: Path) -> None:
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"JPEG"]
 
 
-def test_what_cannot_be_is_one_line(model_folder: Path, tmp_path: Path) -> None:
+def test_impossible_conversions_and_damaged_folders_are_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the published layout cannot hold a model of --transformers"):
         call(model_folder, tmp_path / "model.pt", "--transformers")
     for kind, told in (

@@ -1,4 +1,4 @@
-"""Both towers in onnxruntime: every kind of attention, any batch and length, whole folders or none."""
+"""Both towers in onnxruntime: every kind of attention, any batch and length, and no files after a failed export."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKENS = torch.tensor([[1, 5, 6, 49, 0, 0, 0, 0], [1, 49, 0, 0, 0, 0, 0, 0], [1,
 
 
 def make(vision: str, text: str, vision_more: Any = (), text_more: Any = (), **rest: Any) -> CLIP:
-    """A tiny model whose every part counts: norms and biases that are not trivial, λ that are not where they start."""
+    """Create a tiny model in which every part counts: norms, biases and λ are moved away from their starting values."""
     size = {"width": 16, "layers": 1, "heads": 2}
     image = {**size, "image_size": 16, "patch_size": 8, "attention": vision, **dict(vision_more)}
     words = {**size, "context_length": 8, "vocab_size": 50, "attention": text, **dict(text_more)}
@@ -58,11 +58,11 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         towers = export_onnx(MODELS[request.param](), tmp_path_factory.mktemp("exports") / "model")
-    assert out.getvalue() + err.getvalue() == ""  # the libraries write nothing
+    assert out.getvalue() + err.getvalue() == ""  # the libraries print nothing
     return towers
 
 
-def test_other_batches_and_lengths_than_were_checked(exported: list[Exported]) -> None:
+def test_exported_towers_take_any_batch_size_and_text_length(exported: list[Exported]) -> None:
     image, text = exported
     model = image.tower.model
     images, texts = open_session(image.file), open_session(text.file)
@@ -76,9 +76,7 @@ def test_other_batches_and_lengths_than_were_checked(exported: list[Exported]) -
     assert [layer.backend for layers in model.attention_layers().values() for layer in layers] == ["auto"] * 2
 
 
-def test_files_and_configuration_say_what_they_take_and_nothing_of_this_machine(
-    exported: list[Exported],
-) -> None:
+def test_exported_files_describe_their_inputs_and_not_this_machine(exported: list[Exported]) -> None:
     for done, inputs in zip(exported, (["batch", 3, 16, 16], ["batch", "length"]), strict=True):
         graph = onnx.load(done.file)
         assert {(opset.domain, opset.version) for opset in graph.opset_import} == {("", OPSET)}
@@ -96,11 +94,11 @@ def test_files_and_configuration_say_what_they_take_and_nothing_of_this_machine(
     assert told["logit_scale"] == pytest.approx(model.logit_scale.exp().item())
     assert (told["logit_bias"] is None) == (not model.config.logit_bias)
     assert told["image"]["resize"] == told["image"]["size"] == 16
-    assert told["text"]["tokenizer"] is None  # 50 ids are not the tokenizer's
+    assert told["text"]["tokenizer"] is None  # the tokenizer has more than 50 ids
 
 
 @pytest.mark.parametrize("resize", [None, 20, "squash"])
-def test_the_document_prepares_images_as_the_model_does(resize: Any) -> None:
+def test_the_code_in_export_md_prepares_images_as_the_model_does(resize: Any) -> None:
     model = make("softmax", "softmax", preprocess={"resize": resize, "interpolation": "bicubic"})
     block = re.search(r"^def to_rgb.*?(?=^def encode_texts)", DOCUMENT.read_text(), re.S | re.M)
     assert block
@@ -115,12 +113,12 @@ def test_the_document_prepares_images_as_the_model_does(resize: Any) -> None:
 
 
 @pytest.mark.parametrize("exported", [FIRST], indirect=True)
-def test_nothing_is_kept_of_an_export_that_fails(
+def test_a_failed_export_leaves_no_files(
     exported: list[Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, folder = MODELS[FIRST]().train(), exported[0].file.parent
     monkeypatch.setattr("diffclip.convert.onnx.TOLERANCE", 1e-12)
-    write = "diffclip.convert.onnx._write_tower"  # its towers are exported already
+    write = "diffclip.convert.onnx._write_tower"  # reuse the towers that are already exported
     monkeypatch.setattr(write, lambda tower, file: shutil.copy(folder / tower.file, file))
     with pytest.raises(DiffCLIPError, match=r"image tower in onnxruntime is .*e-.* from torch where 1e-12"):
         export_onnx(model, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Shards made by the tests: real tars of real images."""
+"""Fixtures that write shards: real tars of real images."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,16 +10,16 @@ from masked_sets import noise
 
 @pytest.fixture
 def image_bytes() -> Callable[..., bytes]:
-    """A file of noise, another for each number."""
+    """Encode a noise image; each number gives another image."""
 
     return lambda number=0, kind="JPEG": encoded(noise(number, 12, 10), kind)
 
 
 @pytest.fixture
 def write_shard(image_bytes: Callable[..., bytes]) -> Callable[..., Path]:
-    """A shard of the samples `start` to `start + count`, each an image with two captions.
+    """Write a shard with `count` samples from number `start` on, each an image with two captions.
 
-    `changes` replaces members of a sample by number and extension; None removes one.
+    `changes` replaces members of a sample, by number and extension; None removes a member.
     """
 
     def write(

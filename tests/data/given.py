@@ -1,4 +1,4 @@
-"""Images, tokens and refusals for several tests of data."""
+"""Images, tokens and error messages for several tests of data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffclip.errors import InputError
 
 
 def photograph(width: int, height: int, seed: int) -> Image.Image:
-    """Smooth colors with grain."""
+    """Create an image of smooth colors with grain."""
     rng = np.random.default_rng(seed)
     smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height))
     grain = rng.normal(0, 8, (height, width, 3))
@@ -22,13 +22,13 @@ def photograph(width: int, height: int, seed: int) -> Image.Image:
 
 
 def tokenize(texts: list[str]) -> torch.Tensor:
-    """Twelve bytes of each text."""
+    """Take the first twelve bytes of each text as its tokens."""
     rows = [list(text.encode()[:12].ljust(12, b"\0")) for text in texts]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(texts), 12)
 
 
 def refusal(source: str | Path, split: str, root: Path | None = None) -> str:
-    """The line with which a set is not opened."""
+    """Return the one-line error that opening the set raises."""
     with pytest.raises(InputError) as raised:
         open_set(source, split, root)
     assert "\n" not in str(raised.value)

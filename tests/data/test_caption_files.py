@@ -41,7 +41,7 @@ def write_coco(place: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "inside"), [("flickr8k", "Images"), ("flickr30k", "flickr30k_images/flickr30k_images")]
 )
-def test_flickr(tmp_path: Path, name: str, inside: str) -> None:
+def test_flickr_is_read_as_by_clip_benchmark(tmp_path: Path, name: str, inside: str) -> None:
     file = write_flickr(tmp_path / name, inside=inside)
     data = open_set(name, "test", tmp_path)
     assert (data.name, data.kind, data.faults) == (name, "retrieval", [])

@@ -29,12 +29,12 @@ COCO = {
         ("coco.json", json.dumps(COCO)),
     ],
 )  # fmt: skip
-def test_kinds_of_files(tmp_path: Path, name: str, content: str) -> None:
+def test_every_format_of_caption_files_is_read(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert read_captions(tmp_path / name) == WANTED
 
 
-def test_blank_captions(tmp_path: Path) -> None:
+def test_blank_captions_are_left_out_and_newlines_become_spaces(tmp_path: Path) -> None:
     coco = {"images": [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "b.jpg"}]}
     coco["annotations"] = [{"image_id": 1, "caption": "one\ntwo"}, {"image_id": 2, "caption": " "}]
     (tmp_path / "coco.json").write_text(json.dumps(coco))
@@ -56,17 +56,17 @@ def test_blank_captions(tmp_path: Path) -> None:
         ("x.json", b'{"images": [], "annotations": [{}]}', "is not COCO's JSON"),
     ],
 )  # fmt: skip
-def test_bad_files(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_bad_caption_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=words) as raised:
         read_captions(tmp_path / name)
     assert "\n" not in str(raised.value)
 
 
-# --- of a sample in a shard ---
+# --- captions of a sample in a shard ---
 
 
-def test_captions_of_a_sample() -> None:
+def test_captions_of_a_sample_come_from_its_txt_or_json() -> None:
     assert captions_of({"txt": "\ufeffa dog\r\n\n  a cat \n".encode()}, "x") == ["a dog", "a cat"]
     assert captions_of({"json": b'{"caption": "a dog"}'}, "x") == ["a dog"]
     assert captions_of({"json": b'{"caption": ["a dog", " ", "a cat"]}'}, "x") == ["a dog", "a cat"]
@@ -87,7 +87,7 @@ def test_captions_of_a_sample() -> None:
         ({"json": b'{"caption": ["a", 1]}'}, "no string or strings as 'caption'"),
     ],
 )
-def test_bad_captions_of_a_sample(sample: dict[str, bytes], words: str) -> None:
+def test_bad_captions_of_a_sample_raise_input_error(sample: dict[str, bytes], words: str) -> None:
     with pytest.raises(InputError) as raised:
         captions_of(sample, "0.tar:s1")
     assert str(raised.value).startswith("0.tar:s1 has ")

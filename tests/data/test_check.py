@@ -25,7 +25,7 @@ def keys(names: list[str]) -> list[str]:
     return [name.rpartition(":")[2] for name in names]
 
 
-def test_everything_odd_is_found(found: Check, odd: Path) -> None:
+def test_check_finds_every_odd_sample(found: Check, odd: Path) -> None:
     assert (found.shards, found.usable, found.read, found.whole) == (4, 44, 44, 42)
     skipped = [str(fault).removeprefix(f"{odd}/") for fault in found.skipped]
     assert skipped == ["3.tar is empty (0 bytes)", "1.tar:bare has no caption", "1.tar:blind has no image"]
@@ -34,14 +34,14 @@ def test_everything_odd_is_found(found: Check, odd: Path) -> None:
     assert (found.shorter_edge["min"], found.shorter_edge["median"], found.small) == (40, 90, 42)
     # one of the 42 has two captions
     assert found.captions == 43
-    # start, four words 25 times, two, end
+    # the start token, four words 25 times, two words and the end token
     assert (found.tokens["min"], found.tokens["max"]) == (4, 104)
     assert found.truncated == 1
     assert [keys(group) for group in found.exact] == [["s01", "twin"]]
     assert [keys(group) for group in found.near] == [["s02", "small", "worse"]]
 
 
-def test_near_groups_are_those_of_all_pairs() -> None:
+def test_near_groups_match_a_comparison_of_all_pairs() -> None:
     rng = np.random.default_rng(0)
     samples = np.zeros(600, [("content", "u8"), ("look", "u8")])
     samples["content"] = np.arange(600)
@@ -60,7 +60,7 @@ def test_near_groups_are_those_of_all_pairs() -> None:
     assert {tuple(group.tolist()) for group in near_groups(samples)} == {g for g in expected if len(g) > 1}
 
 
-def test_workers_find_the_same_and_a_sample_can_be_drawn(found: Check, odd: Path) -> None:
+def test_check_is_the_same_with_workers_and_can_draw_a_sample(found: Check, odd: Path) -> None:
     told: list[int] = []
     assert check(Corpus(str(odd)), workers=2, advance=told.append) == found
     assert sum(told) == 44

@@ -27,7 +27,7 @@ def write_classes(folder: Path, names: Iterable[str], image: Path) -> Path:
     return folder
 
 
-def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_image: Path) -> None:
+def test_imagenet_is_read_from_torchvisions_class_folders(tmp_path: Path, one_image: Path) -> None:
     folder = write_classes(tmp_path / "imagenet1k" / "val", SYNSETS, one_image)
 
     data = open_set("imagenet1k", "test", tmp_path)
@@ -46,7 +46,7 @@ def test_imagenet_as_torchvision_leaves_it(tmp_path: Path, one_image: Path) -> N
     assert names["imagenet1k"] == data.classnames
 
 
-def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_image: Path) -> None:
+def test_imagenet_r_has_the_classes_of_its_folders(tmp_path: Path, one_image: Path) -> None:
     folder = write_classes(tmp_path / "imagenet-r" / "imagenet-r", SOME, one_image)
     (folder / "README.txt").touch()
     write_image(folder / SOME[2] / "another.png")
@@ -67,7 +67,7 @@ def test_r_has_the_classes_of_its_folders(tmp_path: Path, one_image: Path) -> No
     assert "imagenet-a, which has neither imagenet-a nor test/*.tar; to get it: " in message
 
 
-def test_v2_is_numbered_and_sketch_is_among_all_thousand(tmp_path: Path, one_image: Path) -> None:
+def test_imagenet_v2_has_numbered_folders_and_sketch_1000_classes(tmp_path: Path, one_image: Path) -> None:
     folder = tmp_path / "imagenetv2" / "imagenetv2-matched-frequency-format-val"
     write_classes(folder, map(str, range(1000)), one_image)
     data = open_set("imagenetv2", "test", tmp_path)

@@ -35,7 +35,7 @@ def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
 
 
 @WINDOWS
-def test_samples_by_number(paths, image_bytes, tmp_path, window) -> None:
+def test_samples_are_read_by_number(paths, image_bytes, tmp_path, window) -> None:
     corpus = Corpus(str(tmp_path), window=window)
     assert (corpus.samples, corpus.per_epoch, corpus.window) == (7, 7, window)
     pickled = pickle.dumps(corpus)
@@ -53,7 +53,7 @@ def test_samples_by_number(paths, image_bytes, tmp_path, window) -> None:
     assert pickle.loads(pickled).read(5).name == sample.name
 
 
-def test_what_a_recipe_may_name(paths: list[Path], tmp_path: Path) -> None:
+def test_corpus_takes_paths_lists_ranges_and_weighted_sources(paths: list[Path], tmp_path: Path) -> None:
     one, two = str(paths[0]), [str(paths[1]), str(paths[2])]
     corpus = Corpus([paths[0], SimpleNamespace(shards=two, weight=2.0)])
     sources = [tuple(source.values()) for source in corpus.sources]
@@ -73,14 +73,14 @@ def test_a_missing_caption_key_is_a_fault_of_each_sample(tmp_path: Path, write_s
 
 
 @WINDOWS
-def test_nothing_usable_is_an_error(tmp_path: Path, write_shard: WriteShard, window: int | None) -> None:
+def test_no_usable_sample_is_an_error(tmp_path: Path, write_shard: WriteShard, window: int | None) -> None:
     path = write_shard(tmp_path / "0.tar", 2, changes={0: {"txt": None}, 1: {"jpg": None}})
     with pytest.raises(InputError, match=rf"no sample in {path} has an image and a caption \(first: {path}"):
         Corpus(tmp_path, window=window)
 
 
 @WINDOWS
-def test_a_shard_that_goes_or_is_cut_later_gives_faults(paths, tmp_path, window) -> None:
+def test_a_shard_removed_or_truncated_later_gives_faults(paths, tmp_path, window) -> None:
     corpus, other = Corpus(tmp_path, window=window), Corpus(tmp_path, window=window)
     os.truncate(paths[0], int(open_tar(paths[0]).table["jpg"][1, 0]) * BLOCK)
     assert keys_of(corpus) == [f"s{n:07d}" for n in (0, 3, 4, 6, 9)]
@@ -95,7 +95,7 @@ def test_a_shard_that_goes_or_is_cut_later_gives_faults(paths, tmp_path, window)
     assert all("cannot be read (" in reason and "\n" not in reason for reason in reasons)
 
 
-def test_identities(paths: list[Path], tmp_path: Path, write_shard: WriteShard) -> None:
+def test_identities_change_with_the_files(paths: list[Path], tmp_path: Path, write_shard: WriteShard) -> None:
     def both(**options: object) -> tuple[str, str]:
         corpus = Corpus(str(tmp_path), **options)
         return corpus.identity(), corpus.order_identity()
@@ -103,7 +103,7 @@ def test_identities(paths: list[Path], tmp_path: Path, write_shard: WriteShard) 
     files, order = both()
     assert both(window=2)[0] == files
     assert both(window=2)[1] != order
-    # A copy of the same shards keeps the order, whatever its time.
+    # A copy of the same shards keeps the order, whatever its modification time.
     os.utime(paths[0], ns=(1, 1))
     assert both()[0] != files
     assert both()[1] == order

@@ -38,7 +38,7 @@ def captioned(tmp_path: Path, write_shard: WriteShard) -> Path:
     return folder
 
 
-def test_classification(classes: Path) -> None:
+def test_a_classification_set_has_labels_names_and_templates(classes: Path) -> None:
     data = open_set(classes, "test")
     assert (data.name, data.split, data.kind, len(data)) == ("things", "test", "classification", 5)
     assert data.classnames == ["cat", "golden dog"]
@@ -57,12 +57,12 @@ def test_classification(classes: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["wds_", "wds_vtab-"])
-def test_a_repository_of_clip_benchmark_has_the_name_of_its_set(classes: Path, prefix: str) -> None:
+def test_a_clip_benchmark_repository_has_the_name_of_its_set(classes: Path, prefix: str) -> None:
     folder = classes.rename(classes.with_name(f"{prefix}pets"))
     assert open_set(folder, "test").name == open_set("pets", "test", folder.parent).name == "pets"
 
 
-def test_retrieval_of_a_split_and_of_its_parts(captioned: Path) -> None:
+def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path) -> None:
     data = open_set(str(captioned), "val")
     assert (data.name, data.kind, len(data)) == ("images", "retrieval", 5)
     assert (data.classnames, data.templates, data.labels) == ([], [], [])
@@ -91,14 +91,14 @@ def test_broken_images_are_left_out_and_named_once(captioned: Path, write_shard:
 
 
 @pytest.mark.parametrize("text", ["3", "many"])
-def test_a_set_has_as_many_shards_as_it_says(classes: Path, text: str) -> None:
+def test_a_wrong_number_of_shards_in_nshards_txt_is_refused(classes: Path, text: str) -> None:
     (classes / "test" / "nshards.txt").write_text(text)
     assert f"has 2 shards, and its nshards.txt says '{text}'" in refusal(classes, "test")
     (classes / "test" / "nshards.txt").unlink()
     assert len(open_set(classes, "test")) == 5
 
 
-def test_missing_places(classes: Path, tmp_path: Path) -> None:
+def test_missing_sets_folders_and_splits_are_named(classes: Path, tmp_path: Path) -> None:
     assert "pets, scenes, scenes-colours, scenes-counts, scenes-mmvp" in refusal("wordnet", "test")
     assert "did you mean 'scenes'?; or give a folder in clip_benchmark's layout" in refusal("scene", "test")
     for place in (tmp_path / "nowhere", classes / "classnames.txt"):
@@ -113,7 +113,7 @@ def test_missing_places(classes: Path, tmp_path: Path) -> None:
     assert "no sample in" in refusal(classes, "val")
 
 
-def test_splits_beside_one_and_the_identity_of_each(classes: Path, write_shard: WriteShard) -> None:
+def test_splits_open_beside_a_set_and_identities_show_changes(classes: Path, write_shard: WriteShard) -> None:
     data = open_set(classes, "test")
     write_shard(classes / "train" / "0.tar", 2, changes={n: {"cls": b"1"} for n in range(2)})
     train = data.beside("train")
@@ -129,14 +129,14 @@ def test_splits_beside_one_and_the_identity_of_each(classes: Path, write_shard: 
     assert {key for key in first if renamed[key] != relabelled[key]} == {"source", "answers"}
 
 
-def test_class_names_and_templates(classes: Path) -> None:
+def test_class_names_and_templates_are_read_and_checked(classes: Path) -> None:
     (classes / "zeroshot_classification_templates.txt").write_text("a photo of a {}.\n")
     assert "'a photo of a {}.' in" in refusal(classes, "test")
     (classes / "zeroshot_classification_templates.txt").unlink()
     (classes / "classnames.txt").write_bytes("\ufeffcat\r\nKäse\r\n\r\n".encode())
     data = open_set(classes, "test")
     assert (data.classnames, data.templates) == (["cat", "Käse"], ["a photo of a {c}"])
-    # A blank line within would shift every class behind it.
+    # A blank line inside the list would shift every class after it.
     (classes / "classnames.txt").write_text("cat\n\ndog\n")
     assert "line 2 is blank" in refusal(classes, "test")
     (classes / "classnames.txt").write_text("cat\n")
@@ -148,14 +148,14 @@ def test_class_names_and_templates(classes: Path) -> None:
 
 
 @pytest.mark.parametrize("label", ["2", "-1", "0.5", "1_0"])
-def test_bad_labels(classes: Path, write_shard: WriteShard, label: str) -> None:
+def test_a_bad_label_is_named_in_the_error(classes: Path, write_shard: WriteShard, label: str) -> None:
     labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label.encode()}}
     path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
     told = f"label '{label}' of {path}:s0000002 is not a number from 0 to 1, the lines"
     assert told in refusal(classes, "test")
 
 
-def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_shard: WriteShard) -> None:
+def test_samples_without_labels_are_faults(classes: Path, captioned: Path, write_shard: WriteShard) -> None:
     write_shard(classes / "test" / "0.tar", 3, changes={1: {"cls": b"0"}})
     data = open_set(classes, "test")
     assert len(data) == 3
@@ -167,7 +167,7 @@ def test_samples_without_what_is_needed(classes: Path, captioned: Path, write_sh
     assert "has image and caption (first: " in refusal(captioned, "val")
 
 
-def test_masks_tell_the_kind_of_a_set_that_says_none(tmp_path, write_shard, classes) -> None:
+def test_a_set_with_masks_and_no_dataset_type_has_the_kind_masks(tmp_path, write_shard, classes) -> None:
     folder = tmp_path / "masked"
     mask = {"mask.png": encoded(Image.new("L", (4, 4), 255)), "txt": b"a dog"}
     write_shard(folder / "test" / "0.tar", 2, changes=dict.fromkeys(range(2), mask))
@@ -183,7 +183,7 @@ def test_masks_tell_the_kind_of_a_set_that_says_none(tmp_path, write_shard, clas
     ("name", "split", "kind", "count", "classes"),
     [("flickr8k", "val", "retrieval", 1000, 0), ("caltech101", "test", "classification", 772, 102)],
 )
-def test_real_sets(shared: Path, name: str, split: str, kind: str, count: int, classes: int) -> None:
+def test_real_sets_are_read(shared: Path, name: str, split: str, kind: str, count: int, classes: int) -> None:
     data = open_set(shared / "data" / name, split)
     assert (data.name, data.kind, len(data), len(data.classnames)) == (name, kind, count, classes)
     assert data.faults == []

@@ -28,7 +28,7 @@ def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 @pytest.fixture
 def cifar10(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's archive, served from here."""
+    """A small CIFAR-10 archive that this machine serves."""
     folder, address = site
     made = write_cifar10(tmp_path / "made", monkeypatch)
     archive = folder / "cifar-10-python.tar.gz"
@@ -38,7 +38,7 @@ def cifar10(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return archive
 
 
-def test_torchvision_fetches_what_it_can(cifar10: Path, tmp_path: Path) -> None:
+def test_fetch_downloads_cifar10_through_torchvision(cifar10: Path, tmp_path: Path) -> None:
     root = tmp_path / "deep" / "root"
     assert fetch("cifar10", root) == root / "cifar10"
     assert [path.name for path in root.iterdir()] == ["cifar10"]
@@ -47,7 +47,7 @@ def test_torchvision_fetches_what_it_can(cifar10: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
-def test_nothing_is_left_of_what_fails(cifar10: Path, tmp_path: Path, damage: str) -> None:
+def test_a_failed_fetch_leaves_no_files(cifar10: Path, tmp_path: Path, damage: str) -> None:
     cifar10.unlink() if damage == "gone" else cifar10.write_bytes(b"x")
     with pytest.raises(DiffCLIPError, match=r"cannot fetch cifar10 from https://www.cs.toronto") as raised:
         fetch("cifar10", tmp_path / "root")
@@ -56,7 +56,7 @@ def test_nothing_is_left_of_what_fails(cifar10: Path, tmp_path: Path, damage: st
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_archives_and_an_archive_in_one(site, tmp_path, monkeypatch) -> None:
+def test_fetch_unpacks_archives_and_an_archive_inside_an_archive(site, tmp_path, monkeypatch) -> None:
     folder, address = site
 
     def served_as(name: str, *files: str) -> None:
@@ -88,7 +88,7 @@ def test_archives_and_an_archive_in_one(site, tmp_path, monkeypatch) -> None:
     assert len(open_set("caltech101", "test", tmp_path / "root")) == 102
 
 
-def test_what_is_in_the_way(tmp_path: Path) -> None:
+def test_fetch_refuses_an_incomplete_set_or_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "half").touch()
     with pytest.raises(InputError, match="cifar10 exists but is not a complete CIFAR-10"):

@@ -34,7 +34,7 @@ def test_gray_of_more_than_8_bits_is_scaled_and_not_clipped() -> None:
         assert [row[0] for row in pixels(encoded(Image.fromarray(values), "TIFF"))[0]] == [0, 0, 255]
 
 
-def test_cmyk_and_the_first_frame_of_an_animation() -> None:
+def test_cmyk_and_the_first_frame_of_an_animation_are_read_as_rgb() -> None:
     data = encoded(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
     assert np.allclose(pixels(data)[8][8], [255, 0, 0], atol=6)
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
@@ -43,7 +43,7 @@ def test_cmyk_and_the_first_frame_of_an_animation() -> None:
         assert pixels(data)[4][4] == [255, 0, 0]
 
 
-def test_alpha_lies_over_white() -> None:
+def test_transparent_pixels_are_blended_over_white() -> None:
     image = Image.new("RGBA", (3, 1))
     for x, alpha in enumerate((0, 128, 255)):
         image.putpixel((x, 0), (200, 0, 0, alpha))
@@ -71,7 +71,7 @@ def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
     assert np.abs(read.astype(int) - upright).max() < 60
 
 
-def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
+def test_missing_empty_and_other_files_raise_input_error(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("hello, I am no image")
     told = {"none.jpg": "does not exist", "empty.jpg": "is empty", "text.jpg": "is not an image"}
@@ -82,7 +82,7 @@ def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
         assert str(tmp_path / name) in one_line(raised)
     with pytest.raises(InputError, match=r"^shard:key is empty"):
         read_image(b"", name="shard:key")
-    # no other program is run for PostScript
+    # PostScript is refused, and no other program is run for it
     for data in (b"nothing", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"):
         with pytest.raises(InputError, match="the image is not an image"):
             read_image(data)
@@ -92,7 +92,7 @@ def test_missing_empty_folder_and_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
-def test_a_truncated_image_is_an_error_and_damage_raises_nothing_else(kind: str) -> None:
+def test_truncated_and_damaged_images_raise_input_error_only(kind: str) -> None:
     whole, random = encoded(noise(0, 32, 24), kind), np.random.default_rng(0)
     for share in (0.3, 0.97):
         with pytest.raises(InputError) as raised:
@@ -106,18 +106,18 @@ def test_a_truncated_image_is_an_error_and_damage_raises_nothing_else(kind: str)
             assert read_image(bytes(data), max_pixels=10**6).mode == "RGB"
 
 
-def test_above_the_limit_is_refused_from_the_header() -> None:
+def test_an_image_above_the_pixel_limit_is_refused_from_its_header() -> None:
     width = MAX_PIXELS // 10
     with pytest.raises(InputError, match=r"huge\.png is larger than 178 megapixels"):
         read_image(png_by_hand(width, 11, b"", color=2), name="huge.png")
     with pytest.raises(InputError, match=r"is larger than 0 megapixels \(32×24\)"):
         read_image(encoded(noise(0, 32, 24), "PNG"), max_pixels=700)
-    # At the limit, the size is fine and the missing pixels are what is wrong.
+    # At the limit the size is accepted, and the error is about the missing pixels.
     with pytest.raises(InputError, match="cut short"):
         read_image(png_by_hand(width, 10, b"", color=2))
 
 
-def test_find_images(tmp_path: Path) -> None:
+def test_find_images_searches_folders_and_skips_hidden_files(tmp_path: Path) -> None:
     for name in ("b.JPG", "a.png", "deep/er/c.webp", "deep/notes.txt", ".hidden/d.png", "._e.png", "odd"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -128,7 +128,7 @@ def test_find_images(tmp_path: Path) -> None:
     assert find_images([tmp_path]) == inside
     (tmp_path / "z.jpg").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe.jpg")
-    # what only cannot be read is kept: the reader says why
+    # a broken link is kept: the reader gives the reason
     assert sorted(find_images([tmp_path])) == sorted([*inside, tmp_path / "z.jpg"])
 
 
@@ -136,7 +136,7 @@ def test_find_images(tmp_path: Path) -> None:
 
 
 def agree(data: bytes) -> bool:
-    """Both ways of reading give the same pixels to within 1 of 255, or the same error; returns which."""
+    """Check that both readers give the same pixels to within 1 of 255, or the same error; return True for pixels."""
     try:
         expected = np.asarray(read_image(data, "x")).astype(int)
     except InputError as error:
@@ -152,7 +152,7 @@ def agree(data: bytes) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:.*TorchVision:DeprecationWarning")
-def test_pixels_are_those_of_pillow() -> None:
+def test_read_pixels_matches_pillow() -> None:
     image, exif = photograph(47, 33, 0), Image.Exif()
     exif[0x0112] = 6
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><r tiff:Orientation="6"/></x:xmpmeta>'
@@ -166,8 +166,8 @@ def test_pixels_are_those_of_pillow() -> None:
         assert agree(encoded(image.convert(mode), kind))
 
 
-def test_damaged_jpegs_are_those_of_pillow() -> None:
-    """Ends cut off with and without a new end, bytes changed, cut out and put in."""
+def test_damaged_jpegs_are_read_or_refused_as_by_pillow() -> None:
+    """Damage: the end cut off, with or without a new end marker; bytes removed, inserted and changed."""
     rng = np.random.default_rng(0)
     read = []
     for number in range(160):

@@ -48,7 +48,7 @@ def same(a: list[Batch], b: list[Batch]) -> bool:
 
 
 def crops(batches: Iterable[Batch]) -> dict[str, list[Tensor]]:
-    """The images of each sample."""
+    """Group the images by sample."""
     found: dict[str, list[Tensor]] = {}
     for batch in batches:
         for key, image in zip(batch.keys, batch.images, strict=True):
@@ -58,12 +58,12 @@ def crops(batches: Iterable[Batch]) -> dict[str, list[Tensor]]:
 
 @pytest.fixture
 def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
-    """Shards of unequal size, 23 samples together."""
+    """Write shards of unequal size with 23 samples in total."""
     sizes = (3, 1, 19)
     return [write_shard(tmp_path / f"{n}.tar", size, start=sum(sizes[:n])) for n, size in enumerate(sizes)]
 
 
-def test_one_caption_of_the_image_is_drawn_at_random_each_visit(paths: list[Path]) -> None:
+def test_each_visit_of_an_image_draws_one_caption_at_random(paths: list[Path]) -> None:
     loader = loader_of(paths)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped, loader.faults) == (23, 5, 3, [])
     drawn: dict[str, list[str]] = {}
@@ -79,7 +79,7 @@ def test_one_caption_of_the_image_is_drawn_at_random_each_visit(paths: list[Path
     assert sum(0 < share < 1 for share in shares) == 23
 
 
-def test_order_and_crops_differ_by_epoch_and_seed_and_repeat(paths: list[Path]) -> None:
+def test_order_and_crops_depend_on_epoch_and_seed_alone(paths: list[Path]) -> None:
     before = torch.get_rng_state()
     first, again = list(loader_of(paths).epoch(1)), list(loader_of(paths).epoch(1))
     assert same(first, again)
@@ -91,7 +91,7 @@ def test_order_and_crops_differ_by_epoch_and_seed_and_repeat(paths: list[Path]) 
 
 
 @pytest.mark.parametrize(("workers", "window"), [(0, None), (2, 2)])
-def test_entering_an_epoch_at_any_batch(paths: list[Path], workers: int, window: int | None) -> None:
+def test_an_epoch_can_start_at_any_batch(paths: list[Path], workers: int, window: int | None) -> None:
     whole = list(loader_of(paths, window=window).epoch(3))
     loader = loader_of(paths, workers=workers, window=window)
     for start in (0, 2, 5):
@@ -107,7 +107,7 @@ def test_each_process_reads_its_part_of_each_batch(paths: list[Path], window: in
     keys = [key for part in batches for batch in part for key in batch.keys]
     assert len(set(keys)) == 20
     if window is None:
-        # The same batches, crops and captions as one process would have.
+        # Batches, crops and captions are those of a single process.
         for whole, first, second in zip(loader_of(paths).epoch(1), *batches, strict=True):
             assert whole.keys == first.keys + second.keys
             assert torch.equal(whole.images, torch.cat([first.images, second.images]))
@@ -116,7 +116,7 @@ def test_each_process_reads_its_part_of_each_batch(paths: list[Path], window: in
         loader_of(paths, world=3)
 
 
-def test_a_sample_shown_twice_is_cropped_twice(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_a_sample_shown_twice_gets_two_different_crops(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 9)
     corpus = Corpus(SimpleNamespace(shards=str(path), weight=2.5))
     loader = CaptionLoader(corpus, TrainTransform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
@@ -138,7 +138,7 @@ def test_workers_serve_all_epochs_one_at_a_time(paths: list[Path]) -> None:
     for epoch in (0, 1, 1):
         assert same(list(loader.epoch(epoch)), list(expected.epoch(epoch)))
         assert len(multiprocessing.active_children()) >= 2
-    # An epoch that is left early leaves nothing of it behind.
+    # An epoch that is left early does not change the next epoch.
     first = loader.epoch(2)
     next(first)
     assert same(list(loader.epoch(3)), list(expected.epoch(3)))
@@ -147,17 +147,17 @@ def test_workers_serve_all_epochs_one_at_a_time(paths: list[Path]) -> None:
 
 
 def dies(image: Tensor, seed: int) -> Tensor:
-    """End the worker, as a machine short of memory would."""
+    """Kill the worker, as a machine that runs out of memory would."""
     os.kill(os.getpid(), signal.SIGKILL)
     return image
 
 
-def test_a_worker_that_dies_is_an_error(paths: list[Path]) -> None:
+def test_a_dead_worker_raises_an_error(paths: list[Path]) -> None:
     with pytest.raises(DiffCLIPError, match="a data worker died"):
         next(loader_of(paths, transform=dies, workers=1).epoch(0))
 
 
-def test_workers_that_give_nothing_are_an_error_and_end(paths: list[Path]) -> None:
+def test_workers_that_send_no_data_raise_an_error_and_are_ended(paths: list[Path]) -> None:
     def never(image: Tensor, seed: int) -> Tensor:
         time.sleep(1000)
         return image
@@ -167,7 +167,7 @@ def test_workers_that_give_nothing_are_an_error_and_end(paths: list[Path]) -> No
     assert not multiprocessing.active_children()
 
 
-def test_broken_samples_leave_their_batch_smaller(tmp_path, write_shard, image_bytes) -> None:
+def test_broken_samples_make_their_batch_smaller(tmp_path, write_shard, image_bytes) -> None:
     changes = {2: {"jpg": image_bytes(2)[:-20]}, 5: {"txt": b"\n \n"}}
     changes |= {9: {"jpg": b"text"}, 10: {"txt": b"\xff"}}
     path = write_shard(tmp_path / "0.tar", 12, changes=changes)
@@ -183,7 +183,7 @@ def test_broken_samples_leave_their_batch_smaller(tmp_path, write_shard, image_b
     assert "is not an image" in faults[f"{path}:s0000009"]
     assert "not UTF-8" in faults[f"{path}:s0000010"]
     assert not any("\n" in reason for reason in faults.values())
-    # The whole samples are what they would be without the broken ones.
+    # Broken samples do not change the whole samples.
     whole = crops(loader_of([write_shard(tmp_path / "1.tar", 12)]).epoch(0))
     assert all(torch.equal(whole[key][0], image) for key, (image,) in crops(batches).items())
 
@@ -210,7 +210,7 @@ def test_decoded_images_make_the_same_batches(tmp_path, write_shard, workers, wi
     assert [batch.faults for batch in found] == [batch.faults for batch in expected]
 
 
-def test_decoded_images_that_are_larger_than_the_memory(tmp_path, write_shard, monkeypatch) -> None:
+def test_decoded_images_larger_than_the_memory_are_refused(tmp_path, write_shard, monkeypatch) -> None:
     memory = {"SC_PAGE_SIZE": 2 * 10 * 12 * 3, "SC_PHYS_PAGES": 50}
     monkeypatch.setattr("os.sysconf", memory.__getitem__)
     corpus = Corpus(write_shard(tmp_path / "0.tar", 101))
@@ -218,7 +218,7 @@ def test_decoded_images_that_are_larger_than_the_memory(tmp_path, write_shard, m
         corpus.decode()
 
 
-def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_fewer_samples_than_the_batch_size_are_refused(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5, changes={1: {"txt": None}})
     words = r"4 samples with .* are fewer than the batch size 8.*s0000001 has no caption"
     with pytest.raises(InputError, match=words):
@@ -230,7 +230,7 @@ def test_fewer_samples_than_a_batch(tmp_path: Path, write_shard: WriteShard) -> 
 
 
 def read_epoch(folder: Path, parent: Connection) -> None:
-    """Read an epoch as the leader of a group of processes: a batch of each worker, and the others when asked."""
+    """Read an epoch as the leader of a process group: one batch per worker, and the other batches when asked."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: parent.send("told to end"))
@@ -254,7 +254,7 @@ def test_signals_to_all_processes_do_not_end_the_workers(tmp_path, write_shard) 
     for number in (signal.SIGTERM, signal.SIGINT):
         os.killpg(process.pid, number)
         assert ours.recv() == "told to end"
-    # The workers have been told by now.
+    # Give the workers time to receive the signals.
     time.sleep(0.2)
     ours.send("go on")
     assert ours.recv() == 20
@@ -264,6 +264,6 @@ def test_signals_to_all_processes_do_not_end_the_workers(tmp_path, write_shard) 
         os.killpg(process.pid, 0)
 
 
-def test_a_job_whose_process_dies_is_one_line() -> None:
+def test_a_dead_process_of_a_job_raises_an_error() -> None:
     with pytest.raises(DiffCLIPError, match="a process died, was memory short"):
         list(in_processes(os._exit, [1, 1], 2))

@@ -21,9 +21,9 @@ def blob(width: int, height: int) -> np.ndarray:
     return (((x - 0.4) * 1.5) ** 2 + (y + 0.3) ** 2 < 0.3).astype(np.uint8) * 255
 
 
-def test_any_value_but_0_is_object_in_every_kind_of_png():
+def test_nonzero_values_are_object_in_every_kind_of_png():
     wanted = box_mask(3, 2, 9, 7, 12, 10) > 0
-    # the second color of the palette is black as well: the index counts
+    # the second color of the palette is also black: the index counts, not the color
     palette = Image.fromarray(wanted.astype(np.uint8), "P")
     palette.putpalette([0, 0, 0, 0, 0, 0, 255, 255, 255])
     bits, gray16 = png(wanted.astype(np.uint8) * 255, "1"), png(wanted.astype(np.uint16) * 300)
@@ -42,7 +42,7 @@ def test_any_value_but_0_is_object_in_every_kind_of_png():
         (png(np.zeros((4, 4, 3), np.uint8)), "in color or with transparency"),
     ],
 )
-def test_what_is_no_mask_says_so(data, words):
+def test_invalid_masks_are_refused_with_the_reason(data, words):
     with pytest.raises(InputError, match=words):
         read_mask(data, png(noise(0, 4, 4)))
 
@@ -50,32 +50,32 @@ def test_what_is_no_mask_says_so(data, words):
 @pytest.mark.parametrize(
     ("width", "height", "edge"), [(64, 64, 48), (90, 61, 64), (61, 90, 48), (37, 200, 64), (3, 400, 48)]
 )
-def test_coverage_is_that_of_the_models_crop(width, height, edge):
+def test_coverage_matches_the_models_crop(width, height, edge):
     mask = blob(width, height)
     preprocess = PreprocessConfig(resize=edge, mean=(0, 0, 0), std=(1, 1, 1))
     seen = EvalTransform(48, preprocess)(Image.fromarray(mask).convert("RGB"))[0]
     wanted = torch.nn.functional.avg_pool2d(seen[None], 8)[0]
     found = coverage(mask > 0, crop_box((width, height), 48, edge), 6)
     assert found.shape == (6, 6)
-    # the transform smooths over patches' edges, more so where it enlarges
+    # the transform smooths across the edges of patches, more so if it enlarges the image
     assert np.abs(found - wanted.numpy()).max() < (0.06 if min(width, height) > 30 else 0.5)
     assert np.abs(found - wanted.numpy()).mean() < 0.02
 
 
-def test_coverage_by_hand():
+def test_coverage_matches_values_by_hand():
     mask = np.zeros((4, 6), bool)
     mask[0, 3] = True
-    # the crop is the middle 4×4, whose upper right patch has that pixel on its left
+    # the crop is the middle 4×4; its upper right patch has that pixel on the left
     np.testing.assert_allclose(coverage(mask, crop_box((6, 4), 4, 4), 2), [[0, 0.25], [0, 0]])
     assert crop_box((6, 4), 4, "squash") == (0, 0, 1, 1)
-    # two pixels fall on a patch and a half
+    # a patch is 1.5 pixels wide: two pixels cover a third of the first patch and all of the second
     mask[:] = False
     mask[:, 1:3] = True
     np.testing.assert_allclose(coverage(mask, (0.0, 0.0, 1.0, 1.0), 4), [[1 / 3, 1, 0, 0]] * 4)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 7])
-def test_a_mask_is_turned_as_its_image(orientation):
+def test_exif_orientation_of_an_image_applies_to_its_mask(orientation):
     stored = noise(1, 20, 12)[..., 0] > 128
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -89,7 +89,7 @@ def test_a_mask_is_turned_as_its_image(orientation):
             assert size == turned.shape[::-1]
 
 
-def test_masks_of_another_size_shape_or_none(tmp_path):
+def test_missing_masks_and_masks_of_another_shape_become_faults(tmp_path):
     samples = [
         {"png": png(noise(0, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 16)), "txt": "a cat"},
         {"png": png(noise(1, 40, 32)), "mask.png": png(box_mask(10, 0, 15, 16, 20, 20)), "txt": "a cat"},
@@ -108,7 +108,7 @@ def test_masks_of_another_size_shape_or_none(tmp_path):
     assert other.kind == "broken"
 
 
-def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
+def test_objects_that_a_crop_cannot_show_are_left_out_with_a_fault(tmp_path):
     wide = png(noise(0, 96, 32))
     masks = [box_mask(left, 0, right, 32, 96, 32) for left, right in ((0, 20), (20, 76), (0, 0), (0, 50))]
     samples = [{"png": wide, "mask.png": png(mask), "txt": "a cat"} for mask in masks]
@@ -122,7 +122,7 @@ def test_what_a_crop_does_not_show_is_left_out_and_said(tmp_path):
     assert {fault.kind for fault in data.faults} == {"mask"}
 
 
-def test_texts_of_classes_and_of_first_lines(tmp_path):
+def test_mask_texts_come_from_the_class_or_the_first_caption_line(tmp_path):
     samples = [sample | {"txt": "a cat\nanother line"} for sample in animals(2)]
     samples.append({key: value for key, value in animals(1)[0].items() if key != "txt"} | {"cls": "1"})
     files = {"classnames.txt": "cat\ndog"}
@@ -134,7 +134,7 @@ def test_texts_of_classes_and_of_first_lines(tmp_path):
     assert data.things[2][0].worded("anything") == "anything"
 
 
-def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
+def test_scenes_have_one_item_for_each_distinct_thing(tmp_path):
     write_shard(tmp_path / "test" / "0.tar", "captions", "test", "plain", 32, 0, 0, range(16))
     data = open_set(tmp_path, "test", kind="masks")
     several = next(i for i, own in enumerate(data.things) if any(len(one.values) > 1 for one in own))
@@ -158,7 +158,7 @@ def test_the_scenes_have_an_item_for_each_thing_that_is_told_apart(tmp_path):
         ("txt", {"cls": "0"}, "has no classnames.txt"),
     ],
 )
-def test_a_set_that_cannot_be_used_says_what_it_lacks(tmp_path, lacks, more, words):
+def test_an_unusable_mask_set_is_refused_with_the_reason(tmp_path, lacks, more, words):
     samples = [{key: data for key, data in sample.items() if key != lacks} | more for sample in animals(2)]
     with pytest.raises(InputError, match=words) as caught:
         open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")

@@ -19,7 +19,7 @@ builder = pytest.importorskip("clip_benchmark.datasets.builder")
 TRANSFORM = EvalTransform(8, PreprocessConfig())
 
 
-def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_has_its_names_templates_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10(tmp_path / "cifar10", monkeypatch)
     data = open_set("cifar10", "test", tmp_path)
     assert (data.name, data.split, data.kind, len(data)) == ("cifar10", "test", "classification", 10)
@@ -35,7 +35,7 @@ def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_set(str(tmp_path / "cifar10"), "test", tmp_path).identity == data.identity
 
 
-def test_a_damaged_list_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_set_is_named_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10(tmp_path / "cifar10", monkeypatch)
     (tmp_path / "cifar10/cifar-10-batches-py/test_batch").write_bytes(b"x")
     message = refusal("cifar10", "test", tmp_path)
@@ -47,7 +47,7 @@ def test_a_damaged_list_is_named_with_the_way_out(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
-def test_items_are_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
+def test_items_match_those_of_clip_benchmark(name: str, tmp_path: Path) -> None:
     MAKERS[name](tmp_path / name)
     theirs = builder.build_dataset(name, root=str(tmp_path / name), split="test", download=False)
     data = open_set(name, "test", tmp_path)
@@ -79,7 +79,7 @@ def test_broken_and_missing_images_are_left_out(tmp_path: Path) -> None:
         list(open_set("dtd", "test", tmp_path).batches(TRANSFORM, 4))
 
 
-def test_caltech101_is_drawn(tmp_path: Path) -> None:
+def test_caltech101_has_up_to_30_training_images_per_class(tmp_path: Path) -> None:
     counts = [33, 31, 30, 2] + [2] * 98
     write_caltech101(tmp_path / "caltech101", counts)
     train, test = (open_set("caltech101", split, tmp_path) for split in ("train", "test"))
@@ -91,7 +91,7 @@ def test_caltech101_is_drawn(tmp_path: Path) -> None:
     assert test.source.image(test.indices[0]).size == (4, 4)
 
 
-def test_sun397_is_drawn_by_name_not_by_the_order_on_disk(tmp_path: Path) -> None:
+def test_sun397_is_split_by_name_not_by_the_order_on_disk(tmp_path: Path) -> None:
     write_sun397(tmp_path / "sun397", {"abbey": 101, "alley": 100, "bar": 4})
     train, test = (open_set("sun397", split, tmp_path) for split in ("train", "test"))
     assert Counter(train.labels) == {0: 81, 1: 80, 2: 3}
@@ -104,14 +104,14 @@ def test_sun397_is_drawn_by_name_not_by_the_order_on_disk(tmp_path: Path) -> Non
     assert [names[i] for i in again] == drawn["test"]
 
 
-def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:
+def test_shards_take_precedence_over_files(tmp_path: Path, write_shard) -> None:
     place = tmp_path / "dtd"
     MAKERS["dtd"](place)
     write_shard(place / "test" / "0.tar", 3, changes={n: {"cls": b"0"} for n in range(3)})
     (place / "classnames.txt").write_text("one\ntwo\n")
     data = open_set("dtd", "test", tmp_path)
     assert (data.classnames, len(data)) == (["one", "two"], 3)
-    # The other splits are still files.
+    # The other splits still come from files.
     assert data.beside("train").classnames == ["banded", "striped"]
     (place / "test" / "make-shards.json").write_text('{"edge": 80}')
     (place / "test" / "nshards.txt").write_text("1")
@@ -119,13 +119,13 @@ def test_shards_come_before_files(tmp_path: Path, write_shard) -> None:
     assert "holds images of 80 px" in str(notes[-1])
 
 
-def test_clip_benchmark_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_clip_benchmark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     MAKERS["dtd"](tmp_path / "dtd")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert "run pip install 'diffclip[eval]'" in refusal("dtd", "test", tmp_path)
 
 
-def test_what_is_missing(tmp_path: Path) -> None:
+def test_missing_sets_and_splits_are_listed_with_their_commands(tmp_path: Path) -> None:
     for name in ("dtd", "pets"):
         MAKERS[name](tmp_path / name)
     (tmp_path / "pets" / "oxford-iiit-pet" / "annotations").rename(tmp_path / "elsewhere")
@@ -138,7 +138,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="dtd has no split 'dev': choose from train, val, test"):
         missing_of([Entry("zero-shot", "dtd", ("dev",))], tmp_path)
 
-    # shards of a set are enough, also in a folder of the hub's name, and a probe needs those to learn from
+    # shards suffice, also in a folder with the hub's name; a probe also needs shards of its training split
     (tmp_path / "wds_sun397" / "test").mkdir(parents=True)
     (tmp_path / "wds_sun397" / "test" / "0.tar").touch()
     assert base_of("scenes-shapes-sketch") == images_of("scenes-colours") == "scenes-shapes"
@@ -150,7 +150,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
     assert f"or move {tmp_path / 'wds_sun397'} away and get all of it, 39 GB to download: diffclip" in lacks
 
 
-def test_a_set_that_is_not_there_is_named_with_its_size_and_command(tmp_path: Path) -> None:
+def test_a_missing_set_is_named_with_its_size_and_command(tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         open_set("cifar10", "test", tmp_path)
     told = f"cifar10 (CIFAR-10, 170 MB to download) is not in {tmp_path / 'cifar10'}; to get it: "
@@ -160,7 +160,7 @@ def test_a_set_that_is_not_there_is_named_with_its_size_and_command(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_here_wants_a_download_of_clip_benchmark(tmp_path, monkeypatch) -> None:
+def test_opening_a_missing_set_never_calls_clip_benchmarks_download(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(builder, "call", lambda *_, **__: pytest.fail("a shell was asked to download"))
     for name in PUBLISHED:
         (tmp_path / name).mkdir()

@@ -26,7 +26,7 @@ def shard_of(layout: Layout, item: int) -> int:
 
 
 @pytest.mark.parametrize("window", [None, 2])
-def test_weights_are_passes_over_a_source(window: int | None) -> None:
+def test_a_weight_is_the_number_of_passes_over_a_source(window: int | None) -> None:
     layout = Layout([[10, 30], [40, 1], [7], [3]], [1.0, 0.5, 2.0, 2.5])
     assert layout.total == 91
     # round() takes 20.5 to 20 and 7.5 to 8.
@@ -40,14 +40,14 @@ def test_weights_are_passes_over_a_source(window: int | None) -> None:
         assert shown[40:81].max() == 1
         assert shown[81:88].tolist() == [2] * 7
         assert sorted(shown[88:].tolist()) == [2, 3, 3]
-        # The visits of a sample are told apart.
+        # Each visit of a sample has its own item number.
         assert {item // 91 for item in items if item % 91 == 85} == {0, 1}
         halves.append(tuple(np.flatnonzero(shown[40:81])))
     assert len(set(halves)) == 3
 
 
 @pytest.mark.parametrize(("window", "world"), [(None, 7), (1, 7), (16, 2)])
-def test_each_sample_once_in_the_same_number_of_steps(window: int | None, world: int) -> None:
+def test_each_sample_appears_once_and_processes_take_equal_steps(window: int | None, world: int) -> None:
     """With a window and seven processes some parts begin and end within one shard."""
     batches = orders(Layout([[3, 50, 700]], [1.0]), 4 * world, world, window)
     assert {len(part) for part in batches} == {753 // (4 * world)}
@@ -67,9 +67,9 @@ def test_a_part_of_a_source_is_drawn_evenly(window: int | None) -> None:
     assert shown.max() < 255
 
 
-def test_the_shards_of_each_window_are_told_and_mixed() -> None:
+def test_the_shards_of_each_window_are_reported_and_mixed() -> None:
     layout = Layout([[10] * 12], [1.0])
-    # each process reads shards of its own, those of a window together
+    # each process reads its own shards and mixes the shards of a window
     mine, other = ([shard_of(layout, item) for item in items_of(part)] for part in orders(layout, 4, 2, 3))
     assert not set(mine) & set(other)
     assert len(set(mine[:10])) > 1
@@ -78,7 +78,7 @@ def test_the_shards_of_each_window_are_told_and_mixed() -> None:
         told: list[list[int]] = []
         steps = Steps(layout.per_epoch // 6, 6, rank, 2)
         for batch in windowed_epoch(layout, steps, 4, 0, 0, 0, told.append):
-            # a batch may begin in the window before
+            # a batch may begin in the previous window
             assert {shard_of(layout, item) for item in batch.tolist()} <= set(items_of(told[-2:]))
         assert all(len(shards) <= 8 for shards in told)
         assert set(told[-1]) <= set(told[-2])

@@ -40,7 +40,7 @@ def keys_of(batches: Iterator[Batch]) -> list[list[str]]:
     return [batch.keys for batch in batches]
 
 
-def test_addresses_are_listed_and_their_secrets_not_shown() -> None:
+def test_remote_addresses_are_expanded_and_their_secrets_hidden() -> None:
     assert is_remote("file:/a.tar")
     assert not any(map(is_remote, ("data/{0..9}.tar", "a:b/0.tar", "C:/0.tar")))
     assert shown("s3://me:secret@b/0.tar?key=1 fails") == "s3://…@b/0.tar?… fails"
@@ -62,7 +62,7 @@ def test_addresses_are_listed_and_their_secrets_not_shown() -> None:
     system.rm("/folder", recursive=True)
 
 
-def test_batches_are_those_of_the_same_shards_on_disk(site: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_remote_batches_match_those_of_local_shards(site: tuple[str, list[str]], tmp_path: Path) -> None:
     server, fetched = site
     local = loader_of(Corpus(str(tmp_path / "served"), window=2))
     remote = loader_of(Corpus(f"{server}/{{0..5}}.tar", window=2), workers=2)
@@ -71,12 +71,12 @@ def test_batches_are_those_of_the_same_shards_on_disk(site: tuple[str, list[str]
     assert remote.corpus.is_remote
     assert remote.corpus.order_identity() == local.corpus.order_identity()
     remote.close()
-    # each shard came once for all processes, epochs and openings
+    # each shard was fetched once for all processes, epochs and openings
     assert keys_of(loader_of(Corpus(f"{server}/{{0..5}}.tar", window=2)).epoch(0)) == keys_of(local.epoch(0))
     assert [fetched.count(f"/{number}.tar") for number in range(6)] == [1] * 6
 
 
-def test_indexes_beside_the_shards_spare_fetching_to_count(site, tmp_path, monkeypatch) -> None:
+def test_indexes_beside_the_shards_allow_counting_without_fetching(site, tmp_path, monkeypatch) -> None:
     server, fetched = site
     Corpus(str(tmp_path / "served")).keep_indexes()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
@@ -115,7 +115,7 @@ def test_an_index_of_another_shard_of_the_same_size_is_not_used(
     assert Corpus(f"{site[0]}/0.tar").samples == 3
 
 
-def test_a_changed_shard_is_another_one(site, tmp_path, write_shard) -> None:
+def test_a_changed_remote_shard_is_fetched_again(site, tmp_path, write_shard) -> None:
     train = f"{site[0]}/0.tar"
     assert Corpus(train).samples == 4
     shard = write_shard(tmp_path / "served" / "0.tar", 70)
@@ -129,7 +129,7 @@ def test_a_changed_shard_is_another_one(site, tmp_path, write_shard) -> None:
     assert sample.key == "s0000070"
 
 
-def test_copies_stay_within_the_limit(site: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_local_copies_stay_within_the_cache_limit(site: tuple[str, list[str]], tmp_path: Path) -> None:
     size = (tmp_path / "served" / "5.tar").stat().st_size
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -142,11 +142,11 @@ def test_copies_stay_within_the_limit(site: tuple[str, list[str]], tmp_path: Pat
     assert len(keys_of(loader.epoch(0))) == 6
     loader.close()
     assert [path.exists() for path in olds] == [False, False, True]
-    assert (cache / "mine.tar").exists()  # no copy of ours
+    assert (cache / "mine.tar").exists()  # not a copy that diffclip made
     assert len(list(cache.glob("*.tar"))) == 8
 
 
-def test_what_is_missing_or_broken_is_skipped_and_named(site, tmp_path, monkeypatch) -> None:
+def test_missing_or_broken_remote_shards_are_skipped_and_named(site, tmp_path, monkeypatch) -> None:
     server = site[0]
     (tmp_path / "served" / "2.tar").write_bytes(b"no tar")
     corpus = Corpus(f"{server}/{{0..6}}.tar")
@@ -158,7 +158,7 @@ def test_what_is_missing_or_broken_is_skipped_and_named(site, tmp_path, monkeypa
     cached = Corpus(f"{server}/0.tar", cache=str(tmp_path / "cache"))
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     (tmp_path / "cache").touch()
-    with pytest.raises(InputError, match="cannot write"):  # and no shard less than before
+    with pytest.raises(InputError, match="cannot write"):  # an error, not a skipped shard
         cached.read(0)
     send_head = SimpleHTTPRequestHandler.send_head
 

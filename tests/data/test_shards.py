@@ -30,7 +30,7 @@ def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
 # --- naming shards ---
 
 
-def test_brace_ranges_folders_files_and_patterns(tmp_path: Path) -> None:
+def test_shards_expand_from_ranges_folders_files_and_patterns(tmp_path: Path) -> None:
     names = ["0.tar", "1.tar", "2.tar", "10.tar"]
     (tmp_path / "a").mkdir()
     for name in (*names, "notes.txt", "._0.tar", "a/008.tar", "a/009.tar", "a/010.tar"):
@@ -47,14 +47,14 @@ def test_brace_ranges_folders_files_and_patterns(tmp_path: Path) -> None:
     assert expand_shards(f"{tmp_path}/{{a,}}") == [*padded, *shards]
 
 
-def test_shards_of_one_name_have_an_order_of_their_own(tmp_path, monkeypatch) -> None:
+def test_shards_of_one_name_are_sorted_by_folder(tmp_path, monkeypatch) -> None:
     places = [tmp_path / name / "0.tar" for name in ("a", "b", "c")]
-    # the order of a folder's entries, which another disk has otherwise
+    # the order of a folder's entries differs between disks
     monkeypatch.setattr("glob.glob", lambda pattern: [str(places[i]) for i in (1, 2, 0)])
     assert expand_shards(f"{tmp_path}/*/0.tar") == places
 
 
-def test_errors_of_naming(tmp_path: Path) -> None:
+def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "0.tar").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "images" / "train").mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_errors_of_naming(tmp_path: Path) -> None:
 # --- reading samples ---
 
 
-def test_samples_by_number_across_shards(tmp_path, write_shard, image_bytes) -> None:
+def test_samples_are_read_by_number_across_shards(tmp_path, write_shard, image_bytes) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3)])
     assert len(shards) == 8
     assert shards.faults == []
@@ -90,7 +90,7 @@ def test_samples_by_number_across_shards(tmp_path, write_shard, image_bytes) -> 
         shards.sample(2)
 
 
-def test_keys_and_extensions_as_webdataset_groups_them(tmp_path: Path) -> None:
+def test_keys_and_extensions_are_grouped_as_by_webdataset(tmp_path: Path) -> None:
     members = {"__meta__/x.txt": b"no sample", "README": b"no extension", "a/b.c/img.seg.PNG": b"1"}
     members |= {"a/b.c/img.txt": b"2", "img.cls": b"3", "a/b.c/img.json": b"4"}
     path = tar_of(tmp_path / "0.tar", members.items())
@@ -107,7 +107,7 @@ def test_keys_and_extensions_as_webdataset_groups_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_long_names_and_other_alphabets(tmp_path: Path, kind: int) -> None:
+def test_long_and_non_ascii_names_are_read(tmp_path: Path, kind: int) -> None:
     name = f"{'folder/' * 30}Äpfel-{'x' * 120}"
     (tmp_path / "content").write_bytes(b"hello")
     with tarfile.open(tmp_path / "0.tar", "w", format=kind) as tar:
@@ -122,7 +122,7 @@ def test_long_names_and_other_alphabets(tmp_path: Path, kind: int) -> None:
     assert shards.faults == []
 
 
-def test_forked_copies_read_for_themselves(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_forked_processes_read_independently(tmp_path: Path, write_shard: WriteShard) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 50)])
     expected = [shards.sample(i) for i in range(50)]
     # With a shared file position, parent and child reading at once would soon read the wrong place.
@@ -140,7 +140,7 @@ def test_forked_copies_read_for_themselves(tmp_path: Path, write_shard: WriteSha
 # --- broken shards ---
 
 
-def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_a_truncated_shard_keeps_its_whole_samples(tmp_path: Path, write_shard: WriteShard) -> None:
     whole = write_shard(tmp_path / "whole.tar", 6)
     expected = {i: Shards([whole]).sample(i) for i in range(6)}
     data = whole.read_bytes()
@@ -160,7 +160,7 @@ def test_a_cut_shard_keeps_what_is_whole(tmp_path: Path, write_shard: WriteShard
     assert len(Shards([cut])) == 6
 
 
-def test_zeros_damage_or_another_tar_in_a_shard_are_a_fault(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5)
     data, header = path.read_bytes(), members_of(path)[6].offset
     for content, kept, is_whole in (
@@ -189,7 +189,7 @@ def test_a_header_with_an_impossible_size_ends_the_reading(size, tmp_path, write
     assert ", 3 samples before it kept" in str(shards.faults[0])
 
 
-def test_nothing_left_is_an_error(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_shards_without_any_sample_raise_input_error(tmp_path: Path, write_shard: WriteShard) -> None:
     empty, text, packed = tmp_path / "empty.tar", tmp_path / "text.tar", tmp_path / "packed.tar"
     empty.touch()
     text.write_text("this is no tar " * 100)
@@ -221,7 +221,7 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     open_tar(path)
     [kept] = (cache_home / "diffclip" / "indexes").glob("*/*")
     assert os.listdir(tmp_path) == ["0.tar"]
-    # another file of the same size at another time is another shard
+    # a file of the same size with another modification time is another shard
     write_shard(path, 4, start=4)
     later = time.time_ns() + 10**9
     os.utime(path, ns=(later, later))
@@ -239,7 +239,7 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     assert open_tar(path).header == header
 
 
-def test_a_folder_that_cannot_be_written_does_not_matter(tmp_path, cache_home, write_shard) -> None:
+def test_an_unwritable_cache_folder_does_not_stop_indexing(tmp_path, cache_home, write_shard) -> None:
     (cache_home / "diffclip").write_text("a file where the folder should be")
     assert len(open_tar(write_shard(tmp_path / "0.tar", 4)).table) == 4
 

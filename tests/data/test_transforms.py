@@ -19,7 +19,7 @@ def noise(width: int = 90, height: int = 60) -> Image.Image:
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI, PreprocessConfig(resize=40)])
-def test_evaluation_is_torchvisions_resize_crop_and_normalize(preprocess: PreprocessConfig) -> None:
+def test_eval_transform_equals_torchvisions_resize_crop_and_normalize(preprocess: PreprocessConfig) -> None:
     resize = v1.Resize(preprocess.resize or 32, InterpolationMode(preprocess.interpolation))
     normalized = v1.Normalize(preprocess.mean, preprocess.std)
     reference = v1.Compose([resize, v1.CenterCrop(32), v1.ToTensor(), normalized])
@@ -29,8 +29,8 @@ def test_evaluation_is_torchvisions_resize_crop_and_normalize(preprocess: Prepro
         assert torch.equal(image, reference(photo))
 
 
-def test_crops_are_drawn_as_torchvision_draws_them() -> None:
-    """Means of 1500 crops, of a wide image too, where some draws do not fit."""
+def test_crops_are_drawn_as_by_torchvision() -> None:
+    """Compare the means of 1500 crops, also for a wide image, in which some draws do not fit."""
     for height, width, scale in ((60, 90, (0.5, 1.0)), (20, 200, (0.1, 1.0)), (224, 224, (0.08, 1.0))):
         transform = TrainTransform(32, PreprocessConfig(), scale)
         ours = torch.tensor([transform.draw(seed, height, width)[:4] for seed in range(1500)]).float()
@@ -44,13 +44,13 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
 
 
 def pixels(image: Image.Image) -> torch.Tensor:
-    """As a decoder gives them: the three values of a pixel together."""
+    """Return pixels as a decoder does: the three values of a pixel lie together in memory."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI])
-def test_crops_are_those_of_pillow(preprocess: PreprocessConfig) -> None:
-    """To within 2 levels of 255."""
+def test_crops_match_those_of_pillow(preprocess: PreprocessConfig) -> None:
+    """The limit is 2 levels of 255."""
     transform = TrainTransform(48, preprocess, (0.08, 1.0), 0.5)
     sizes = [(90, 60), (48, 48), (33, 200), (5, 3), (1, 1), (2, 500)]
     for seed, size in enumerate(sizes * 3):
@@ -63,7 +63,7 @@ def test_crops_are_those_of_pillow(preprocess: PreprocessConfig) -> None:
 
 
 @pytest.mark.parametrize("preprocess", [PreprocessConfig(), OPENAI])
-def test_normalize_is_totensor_and_normalize_bit_for_bit(preprocess: PreprocessConfig) -> None:
+def test_normalize_equals_torchvisions_bit_for_bit(preprocess: PreprocessConfig) -> None:
     ordinary = v1.Compose([v1.ToTensor(), v1.Normalize(preprocess.mean, preprocess.std)])
     photos = [noise(), noise().rotate(180)]
     images = torch.stack([v1.PILToTensor()(image) for image in photos])
@@ -77,7 +77,7 @@ def test_normalize_is_totensor_and_normalize_bit_for_bit(preprocess: PreprocessC
 
 
 def test_very_long_image_takes_little_memory() -> None:
-    # Scaled as a whole this would be 224 × 224,000,000 pixels.
+    # Resized as a whole, this image would have 224 × 224,000,000 pixels.
     photo = Image.new("RGB", (1, 1_000_000), (255, 0, 0))
     image = EvalTransform(224, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1)))(photo)
     assert image.amin((1, 2)).tolist() == [1, 0, 0]

@@ -1,4 +1,4 @@
-"""Images × texts × models: what comes out is what the single functions give, for any method, layer and number."""
+"""`attend` on images × texts × models equals the single functions, for any method, layer and number of images."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def models() -> dict[str, Prepared]:
 
 
 @pytest.mark.parametrize("method", ["relevance", "grad-eclip"])
-def test_maps_scores_and_words_are_those_of_the_single_functions(
-    models: dict[str, Prepared], method: str
-) -> None:
+def test_maps_scores_and_words_match_the_single_functions(models: dict[str, Prepared], method: str) -> None:
     shown = random_images(3)
     found = attend(models, iter(shown), TEXTS, View(method))
     assert list(found) == ["plain", "fine"]
@@ -67,7 +65,7 @@ def test_maps_scores_and_words_are_those_of_the_single_functions(
 
 
 @pytest.mark.parametrize("method", ["rollout", "A2"])
-def test_a_patch_looks_in_place_of_the_class_token(models: dict[str, Prepared], method: str) -> None:
+def test_maps_of_a_patch_instead_of_the_class_token(models: dict[str, Prepared], method: str) -> None:
     model, preprocess, _ = models["fine"]
     images = torch.stack([preprocess(image) for image in random_images(2)])
     with recording(model, "visual") as seen:
@@ -85,7 +83,7 @@ def test_a_gated_layer_has_one_map() -> None:
         attend(gated, random_images(1), view=View("A1"))
 
 
-def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -> None:
+def test_layers_may_be_the_last_all_or_one_by_number(models: dict[str, Prepared]) -> None:
     model, preprocess, tokenizer = models["fine"]
     shown = random_images(2)
     images = torch.stack([preprocess(image) for image in shown])
@@ -115,7 +113,7 @@ def test_layers_are_the_last_all_or_one_by_number(models: dict[str, Prepared]) -
     close(maps("rollout", "2").reshape(2, -1), rollout(seen[1:2])[:, 0, 1:])
 
 
-def test_many_images_are_what_each_is_alone(models: dict[str, Prepared]) -> None:
+def test_images_in_batches_match_each_image_alone(models: dict[str, Prepared]) -> None:
     shown = random_images(18)  # more than a batch
     whole = attend(models, shown, TEXTS)
     for number in (0, 15, 16, 17):
@@ -136,7 +134,7 @@ def test_many_images_are_what_each_is_alone(models: dict[str, Prepared]) -> None
         ({"texts": ["a \udcff"]}, r"the text 'a \\udcff' is not UTF-8"),
     ],
 )
-def test_what_cannot_be_asked_is_said(
+def test_invalid_requests_raise_input_error(
     models: dict[str, Prepared], request_: dict[str, object], message: str
 ) -> None:
     asked = {"models": models, "images": random_images(1), "texts": TEXTS} | request_
@@ -144,7 +142,7 @@ def test_what_cannot_be_asked_is_said(
         attend(**asked)  # type: ignore[arg-type]
 
 
-def test_broken_weights_are_said() -> None:
+def test_weights_with_nan_are_refused() -> None:
     model, *rest = loaded("softmax")
     model.image_projection.data.fill_(float("nan"))
     with pytest.raises(InputError, match="broken gives numbers that are not finite"):

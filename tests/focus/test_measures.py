@@ -1,4 +1,4 @@
-"""The measures against scikit-learn on pixels, and cases that can be told by hand."""
+"""Compare the measures with scikit-learn on pixels, and with cases computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def random_case(seed: int, ties: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_detectors_equal_scikit_learns_on_pixels(ties):
+def test_auroc_and_average_precision_equal_scikit_learns_on_pixels(ties):
     sklearn = pytest.importorskip("sklearn.metrics")
     scores, coverage = random_case(0, ties)
     area = measures.auroc(scores, coverage)
@@ -34,7 +34,7 @@ def test_detectors_equal_scikit_learns_on_pixels(ties):
         assert precision[i, j] == pytest.approx(wanted, abs=1e-9)
 
 
-def test_a_perfect_a_reversed_and_a_uniform_map():
+def test_measures_of_a_perfect_a_reversed_and_a_uniform_map():
     covered = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
     perfect = torch.tensor([5.0, 4, 1, 1, 1, 0, 0, 0])
     assert measures.auroc(perfect, covered) == 1
@@ -50,16 +50,16 @@ def test_a_perfect_a_reversed_and_a_uniform_map():
     assert (measures.entropy(single), measures.effective_patches(single), measures.top(single)) == (0, 1, 1)
 
 
-def test_shares_by_hand():
+def test_measures_match_values_by_hand():
     scores = torch.tensor([[3.0, 1, 0, 0], [-3, 1, 0, 0]])
     covered = torch.tensor([0.5, 1, 0, 0], dtype=torch.float64)
-    # of 3 + 1 the first lies half inside; of a signed map only what is positive counts
+    # of 3 + 1 the first lies half inside; of a signed map only the positive part counts
     torch.testing.assert_close(
         measures.inside(scores, covered), torch.tensor([2.5 / 4, 1], dtype=torch.float64)
     )
-    # the strongest patch is half covered; in the signed map it is the one that is not subtracted
+    # the strongest patch is half covered; in the signed map the subtracted patch is not the strongest
     assert measures.pointing(scores, covered).tolist() == [0.5, 1]
-    # spread looks at magnitudes
+    # measures of spread use magnitudes
     nats = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
     assert measures.entropy(scores).tolist() == pytest.approx([nats / np.log(4)] * 2)
     assert measures.effective_patches(scores).tolist() == pytest.approx([np.exp(nats)] * 2)
@@ -70,7 +70,7 @@ def test_shares_by_hand():
     # both strong patches lie half or more on the object
     assert measures.background(scores, covered).tolist() == [0, 0]
     assert measures.background(scores, 1 - covered, 1).tolist() == pytest.approx([0.25] * 2)
-    # ten of more and all of fewer
+    # the ten strongest patches count, or all if there are fewer
     assert measures.top(torch.ones(40)) == pytest.approx(0.25)
     assert measures.top(torch.ones(4)) == pytest.approx(1)
     off = torch.zeros(40, dtype=torch.float64)
@@ -79,9 +79,9 @@ def test_shares_by_hand():
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-42])
-def test_nothing_and_next_to_nothing_are_no_division_by_zero(scale):
+def test_zero_and_tiny_maps_cause_no_division_by_zero(scale):
     scores, covered = torch.full((9,), scale), torch.linspace(0, 1, 9, dtype=torch.float64)
     assert measures.inside(scores, covered) == pytest.approx(0.5)
     assert measures.entropy(scores) == pytest.approx(1)
-    # what is negative everywhere has nothing positive to share
+    # a map that is negative everywhere has no positive part and counts as uniform
     assert measures.inside(-torch.ones(9), covered) == pytest.approx(0.5)

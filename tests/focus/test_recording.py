@@ -1,4 +1,4 @@
-"""Recording leaves outputs and model as they are; the maps by name, their correlation, and rollout by a plain loop."""
+"""Recording changes neither outputs nor model; maps by name, their correlation, and rollout against a plain loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIANTS = ("CLIP", "DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added", "CLIP-gated-reg
 
 
 def leftovers(model: CLIP) -> list[object]:
-    """Whatever recording could have left on the layers."""
+    """List everything that recording could have left on the model."""
     layers = [layer for tower in model.attention_layers().values() for layer in tower]
     found: list[object] = [
         name for layer in layers for name in vars(layer) if name.startswith(("_attend", "attend"))
@@ -33,7 +33,7 @@ def leftovers(model: CLIP) -> list[object]:
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("gradients", [False, True])
-def test_outputs_are_the_normal_ones(variant: str, backend: str, gradients: bool) -> None:
+def test_recording_keeps_outputs_and_leaves_no_traces(variant: str, backend: str, gradients: bool) -> None:
     model, images = tiny(variant, backend), random_images()
     with torch.no_grad():
         wanted = model.encode_image(images), model.encode_text(TOKENS)
@@ -52,7 +52,7 @@ def test_outputs_are_the_normal_ones(variant: str, backend: str, gradients: bool
 
 
 @pytest.mark.parametrize(("training", "grad"), [(False, True), (True, False)])
-def test_modes_are_restored_whatever_happens_inside(training: bool, grad: bool) -> None:
+def test_recording_restores_all_modes_also_after_an_error(training: bool, grad: bool) -> None:
     model = tiny("DiffCLIP").train(training)
     model.visual.blocks[0].eval()
     model.set_grad_checkpointing(True)
@@ -61,7 +61,7 @@ def test_modes_are_restored_whatever_happens_inside(training: bool, grad: bool) 
         with recording(model, "visual", gradients=True) as seen:
             assert not any(module.training for module in model.modules())
             model.encode_image(random_images())
-            # timm's checkpointing would have gone through the maps twice
+            # with timm's checkpointing on, the maps would be computed twice
             torch.autograd.grad(seen[-1].combined.sum(), [seen[0].combined])
             assert len(seen) == 3
         with pytest.raises(InputError), recording(model, "visual", gradients=True):
@@ -90,7 +90,7 @@ def test_inference_mode_and_frozen_parameters_give_the_same_relevance(variant: s
 
 
 @pytest.mark.parametrize("variant", ["CLIP-gated-registers", "DiffCLIP"])
-def test_lower_precision_comes_near(variant: str) -> None:
+def test_relevance_in_lower_precision_stays_close(variant: str) -> None:
     model, images, texts = tiny(variant), random_images(), directions(2)
     wanted = image_relevance(model, images, texts)
     with torch.autocast("cpu", torch.bfloat16):
@@ -99,7 +99,7 @@ def test_lower_precision_comes_near(variant: str) -> None:
     half = image_relevance(model.bfloat16(), images.bfloat16(), texts)
     for found in (auto, half):
         assert found.isfinite().all()
-        # rounding of 2⁻⁸ is felt, but which patches matter is not lost
+        # rounding of 2⁻⁸ changes values, but not which patches matter
         assert torch.corrcoef(torch.stack([wanted.flatten(), found.float().flatten()]))[0, 1] > 0.9
     assert spoken.isfinite().all()
     assert spoken.max() > 0
@@ -115,7 +115,7 @@ def test_wrong_towers_and_layers_are_named() -> None:
     assert leftovers(model) == []
 
 
-def test_class_token_maps_by_kind_of_layer() -> None:
+def test_class_token_maps_are_named_by_kind_of_layer() -> None:
     images = torch.randn(3, 3, 32, 32)
     plain = class_token_maps(tiny("CLIP"), images)
     assert list(plain) == ["A"]
@@ -143,7 +143,7 @@ def test_correlation_of_equal_opposite_and_constant_maps() -> None:
 
 
 @pytest.mark.parametrize("tower", ["visual", "text"])
-def test_each_layer_is_the_mean_over_heads_of_pearsons_r_in_the_rows_that_count(tower: str) -> None:
+def test_correlation_by_layer_is_the_mean_pearson_r_over_heads(tower: str) -> None:
     model, inputs = tiny("DiffCLIP"), random_images(5) if tower == "visual" else TOKENS.repeat(3, 1)[:5]
     found = correlation_by_layer(model, tower, inputs)
     assert (found.shape, found.dtype) == ((5, 3), torch.float64)
@@ -159,7 +159,7 @@ def test_each_layer_is_the_mean_over_heads_of_pearsons_r_in_the_rows_that_count(
 
 
 @pytest.mark.parametrize(("variant", "layers"), [("CLIP", 0), ("CLIP-gated", 0), ("DiffCLIP-vision", 3)])
-def test_a_tower_with_one_map_has_no_layers(variant: str, layers: int) -> None:
+def test_correlation_by_layer_is_empty_for_towers_with_one_map(variant: str, layers: int) -> None:
     model = CLIP(variant_config(variant, SIZES), seed=0)
     assert correlation_by_layer(model, "visual", random_images(5)).shape == (5, layers)
     assert correlation_by_layer(model, "text", TOKENS).shape == (2, 0)
@@ -185,7 +185,7 @@ def test_rollout_is_the_product_of_averaged_maps(variant: str) -> None:
         assert any((one.combined < 0).any() for one in seen)
 
 
-def test_a_layer_that_mixes_nothing_keeps_what_there_was() -> None:
+def test_rollout_is_unchanged_by_a_layer_that_mixes_nothing() -> None:
     maps = torch.full((1, 1, 2, 2), 0.5)
     nothing = AttentionMaps(maps, maps.clone(), torch.tensor(1.0))
     torch.testing.assert_close(rollout([nothing])[0], torch.eye(2))

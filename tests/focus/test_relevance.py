@@ -1,4 +1,4 @@
-"""Relevance against finite differences and its recursion written plainly, Grad-ECLIP against its formula."""
+"""Compare relevance with finite differences and its recursion written out, and Grad-ECLIP with its formula."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEP = 1e-6
 
 
 def logits_of(model: CLIP, tower: str) -> Tensor:
-    """[B]: of two images with a text, or of two texts with an image."""
+    """Compute logits [B] of two images with a text, or of two texts with an image."""
     if tower == "visual":
         return image_logits(model, random_images().double(), directions(1).double())[:, 0]
     features = model.encode_text(TOKENS, normalize=True)
@@ -33,7 +33,7 @@ def test_gradients_are_finite_differences(variant: str, tower: str, monkeypatch:
         found = gradients(logits, seen)
     assert {gradient.dtype for gradient in found} == {torch.float64}
     plain = eager.softmax_maps
-    # of the combined map A1 − λ·A2 an entry moves as that of A1 does, the even heads of a pair
+    # an entry of the combined map A1 − λ·A2 moves with that of A1, which is the even head of a pair
     stride = 1 if variant == "CLIP" else 2
     places = [(0, 0, 0, 5), (1, 1, 3, 2), (1, 0, 0, 0), (0, 1, 2, 1)]
 
@@ -57,7 +57,7 @@ def test_gradients_are_finite_differences(variant: str, tower: str, monkeypatch:
     assert max(gradient.abs().max() for gradient in found) > 1e-3
 
 
-def test_the_detached_norm_is_a_constant_factor_of_the_same_output() -> None:
+def test_a_detached_norm_keeps_the_output_and_is_a_constant_factor() -> None:
     layer = tiny("DiffCLIP").double().attention_layers()["visual"][1]
     with torch.no_grad():
         layer.diff_norm.weight.uniform_(0.5, 2.0)
@@ -75,7 +75,7 @@ def test_the_detached_norm_is_a_constant_factor_of_the_same_output() -> None:
 
 
 def plainly(maps: list[AttentionMaps], found: tuple[Tensor, ...], first: int, sample: int) -> Tensor:
-    """R [N, N] of one sample as the paper of the method writes it, head by head."""
+    """Compute R [N, N] of one sample as in the paper of the method, head by head."""
     tokens = maps[0].first.shape[-1]
     relevance = torch.eye(tokens, dtype=torch.float64)
     for one, gradient in list(zip(maps, found, strict=True))[first:]:
@@ -90,7 +90,7 @@ def plainly(maps: list[AttentionMaps], found: tuple[Tensor, ...], first: int, sa
 
 @pytest.mark.parametrize("first", [0, 1, -1])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-def test_image_relevance_is_its_recursion(variant: str, first: int) -> None:
+def test_image_relevance_matches_its_recursion(variant: str, first: int) -> None:
     model, images, texts = tiny(variant), random_images(), directions(3)
     found = image_relevance(model, images, texts, first)
     assert found.shape == (2, 3, 4, 4)
@@ -108,7 +108,7 @@ def test_image_relevance_is_its_recursion(variant: str, first: int) -> None:
 
 @pytest.mark.parametrize("first", [0, -1])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-def test_text_relevance_is_its_recursion_within_the_caption(variant: str, first: int) -> None:
+def test_text_relevance_matches_its_recursion_within_the_caption(variant: str, first: int) -> None:
     model, images = tiny(variant), directions(2)
     found = text_relevance(model, TOKENS, images, first)
     assert found.shape == (2, 2, 8)
@@ -125,7 +125,7 @@ def test_text_relevance_is_its_recursion_within_the_caption(variant: str, first:
 
 
 @pytest.mark.parametrize("method", ["relevance", "grad-eclip"])
-def test_what_comes_after_the_end_of_a_text_does_not_matter(method: str) -> None:
+def test_text_relevance_ignores_tokens_after_the_end(method: str) -> None:
     model, images = tiny("DiffCLIP"), directions(1)
     short = torch.tensor([[START, 5, 6, END]])
     padded = torch.tensor([[START, 5, 6, END, 13, 21, 8, 1]])
@@ -135,7 +135,7 @@ def test_what_comes_after_the_end_of_a_text_does_not_matter(method: str) -> None
     assert (found >= 0).all()
 
 
-def test_each_image_may_have_texts_of_its_own() -> None:
+def test_each_image_may_have_its_own_texts() -> None:
     model, images, texts = tiny("DiffCLIP"), random_images(), directions(4)
     own = image_relevance(model, images, texts.view(2, 2, 16))
     every = image_relevance(model, images, texts)
@@ -146,7 +146,7 @@ def test_each_image_may_have_texts_of_its_own() -> None:
 
 
 def last_layer(model: CLIP, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys [B, heads, N, d] and values [B, H, N, e] of the last layer."""
+    """Return queries, keys [B, heads, N, d] and values [B, H, N, e] of the last layer."""
     layer, seen = model.attention_layers()["visual"][-1], []
     handle = layer.qkv.register_forward_hook(lambda _, __, out: seen.append(out.detach()))
     model.encode_image(images)
@@ -157,8 +157,8 @@ def last_layer(model: CLIP, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def literal(model: CLIP, images: Tensor, text: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """ReLU(Σ_c w_c·λ_i·v_ic), [B, patches], w the derivative of the cosine for the class token's output, the head
-    norm's denominator held constant."""
+    """Compute ReLU(Σ_c w_c·λ_i·v_ic), [B, patches]. w is the derivative of the cosine by the class token's output,
+    with the head norm's denominator held constant."""
     layer = model.attention_layers()["visual"][-1]
     q, k, v = last_layer(model, images)
     maps = eager.softmax_maps(q, k, False)
@@ -190,7 +190,7 @@ def literal(model: CLIP, images: Tensor, text: Tensor, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
-def test_grad_eclip_is_the_papers_formula(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grad_eclip_matches_the_papers_formula(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images, texts = tiny(variant), random_images(), directions(2)
     found = image_relevance(model, images, texts, method="grad-eclip").flatten(2)
     assert (found >= 0).all()
@@ -201,7 +201,7 @@ def test_grad_eclip_is_the_papers_formula(variant: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("variant", ["DiffCLIP-v2", "CLIP-gated-registers"])
-def test_both_methods_of_every_kind_of_layer_at_once(variant: str) -> None:
+def test_both_methods_at_once_match_each_method_alone(variant: str) -> None:
     model, images, texts = tiny(variant), random_images(), directions(3)
     both = image_relevances(model, images, texts, 0)
     for method, maps in both.items():

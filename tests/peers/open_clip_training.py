@@ -1,7 +1,7 @@
-"""open_clip's own tests of training on our models: its arguments, through our door to its training program.
+"""Run open_clip's own training tests on our models, with its arguments, through our entry to its training program.
 
-`make test-peers` brings them from the source distribution of the installed version. Its tests of inference need
-pretrained weights or files of reference, which no source distribution has.
+`make test-peers` takes the tests from the source distribution of the installed version. open_clip's inference tests
+need pretrained weights or reference files, which no source distribution has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ theirs: Any = import_module("tests.test_training_simple")
 
 
 def run(test: str, model: str, monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
-    """Run one of their tests with `model` in place of theirs."""
+    """Run one of open_clip's tests with `model` in place of its model."""
 
     def main(arguments: list[str]) -> None:
         given = ["--logs", str(logs), *arguments]

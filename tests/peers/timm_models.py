@@ -1,7 +1,7 @@
-"""timm's own tests of models on ours.
+"""Run timm's own model tests on our models.
 
-`make test-peers` brings them from the source distribution of the installed version. Its file chooses by name which
-tests a ViT gets, so each is called here with our names. All pass but TorchScript, which is expected to fail.
+`make test-peers` takes the tests from the source distribution of the installed version. timm's file chooses the tests
+of a ViT by name, so this file calls each with our names. All pass except TorchScript, which is expected to fail.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 from diffclip.integrations.timm import SIZES
 
 theirs: Any = import_module("tests.test_models")
-NAMES = [name for name in SIZES if "large" not in name and "huge" not in name]  # as timm's CI, by memory
+NAMES = [name for name in SIZES if "large" not in name and "huge" not in name]  # as timm's CI, for memory
 
-# with a batch of 1
+# these tests take a batch size, here 1
 ON_A_BATCH = (
     "model_forward",
     "model_backward",
@@ -36,7 +36,7 @@ def run(test: str, *arguments: Any) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("test", ON_A_BATCH)
-def test_on_a_batch(test: str, name: str) -> None:
+def test_timms_test_passes_on_a_batch(test: str, name: str) -> None:
     if test == "model_default_cfgs_non_std":
         run(test, name, 1, "cpu")
     else:
@@ -44,7 +44,7 @@ def test_on_a_batch(test: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_contract_of_pruned_features(name: str) -> None:
+def test_pruned_models_keep_timms_feature_contract(name: str) -> None:
     run("prune_intermediate_layers_contract", name)
 
 

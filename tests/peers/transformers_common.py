@@ -1,7 +1,7 @@
-"""transformers' own common tests on our models.
+"""Run transformers' own common tests on our models.
 
-`make test-peers` brings them from the source distribution of the installed version. All pass but those that pad on the
-left, which are expected to fail.
+`make test-peers` takes the tests from the source distribution of the installed version. All pass except tests that pad
+on the left, which are expected to fail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXT = SIZES | {"vocab_size": 99, "max_position_embeddings": 32, "bos_token_id":
 
 
 class _Tester:
-    """The sizes of a model and its inputs, as the common tests ask for them."""
+    """The sizes of a model and its inputs, as the common tests need them."""
 
     is_training = False  # neither a tower nor pairs without return_loss have a loss
     batch_size, seq_length, num_patches = 3, 7, 25
