@@ -40,8 +40,8 @@ def about(program: str, options: argparse.Namespace) -> dict[str, Any]:
     """Describe the command (without --output) and the machine."""
     arguments = list(sys.argv[1:])
     if "--output" in arguments:
-        place = arguments.index("--output")
-        del arguments[place : place + 2]
+        index = arguments.index("--output")
+        del arguments[index : index + 2]
     cuda = torch.device(options.device).type == "cuda"
     described: dict[str, Any] = {
         "command": " ".join(["python -m", f"benchmarks.{program}", *arguments]),
@@ -76,7 +76,7 @@ def run_ahead(
     if workers <= 1 or not jobs:
         return
     started = time.perf_counter()
-    failed = sum(isinstance(found, BaseException) for found in ended(work, jobs, workers, seconds))
+    failed = sum(isinstance(outcome, BaseException) for outcome in ended(work, jobs, workers, seconds))
     took = time.perf_counter() - started
     print(f"compiled ahead: {len(jobs)} jobs, {failed} failed, {took:.0f} s", flush=True)
 

@@ -97,33 +97,33 @@ def run(options: argparse.Namespace) -> None:
     if options.curve:
         parts["attention_curve"] = {f"N = {shape.tokens}": shape for shape in CURVE[device.type]}
     largest = options.largest or math.inf
-    for part, named in parts.items():
-        parts[part] = {k: one for k, one in named.items() if options.smallest <= one.tokens <= largest}
+    for part, shapes in parts.items():
+        parts[part] = {k: shape for k, shape in shapes.items() if options.smallest <= shape.tokens <= largest}
     deadline = time.perf_counter() + options.seconds
     if device.type == "cuda":
-        jobs = [(shape, device, dtype) for named in parts.values() for shape in named.values()]
+        jobs = [(shape, device, dtype) for shapes in parts.values() for shape in shapes.values()]
         run_ahead(compile_kernels, jobs, options.workers, options.seconds / 3)
     waiting = sum(map(len, parts.values()))
-    for part, named in parts.items():
+    for part, shapes in parts.items():
         result: dict[str, Any] = {
             "about": about("attention", options) | {"dtype": name, "rounds": options.rounds},
             "ceilings": asdict(ceilings),
             "shapes": {},
         }
         file = options.output / f"{part}{'_busy' if options.busy else ''}_{device.type}_{name}.json"
-        for key, shape in named.items():
-            left = deadline - time.perf_counter()
-            share = max(1.0, left / waiting)
+        for key, shape in shapes.items():
+            remaining = deadline - time.perf_counter()
+            share = max(1.0, remaining / waiting)
             waiting -= 1
-            if left < 0 and part == "attention_curve":  # only points of the curve may be left out
+            if remaining < 0 and part == "attention_curve":  # only points of the curve may be left out
                 result["not_reached"] = [*result.get("not_reached", []), key]
                 continue
             rows = measure(shape, device, dtype, options.rounds, share)
             add_floors(rows, shape, dtype.itemsize, ceilings)
             result["shapes"][key] = {"shape": asdict(shape), "rows": rows}
             write_json(file, result)  # after every shape, so that a stopped run keeps its results
-            shown = result | {"shapes": {key: result["shapes"][key]}}
-            print("\n".join(tables.attention(shown)), flush=True)
+            latest = result | {"shapes": {key: result["shapes"][key]}}
+            print("\n".join(tables.attention(latest)), flush=True)
         print(f"written to {file}", flush=True)
 
 

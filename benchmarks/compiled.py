@@ -61,8 +61,8 @@ def launches(problem: Problem, plan: Plan) -> dict[str, tuple[Any, dict[str, Any
     try:
         for name, kernel in kernels.items():
             setattr(launch, name, _Recorder(kernel, calls))
-        kept = launch.forward(q, k, v, lam, gain, *numbers, True, v, plan)
-        launch.backward(v, q, k, v, lam, gain, v, *kept, *numbers, q, k, v, plan)
+        saved = launch.forward(q, k, v, lam, gain, *numbers, True, v, plan)
+        launch.backward(v, q, k, v, lam, gain, v, *saved, *numbers, q, k, v, plan)
     finally:
         for name, kernel in kernels.items():
             setattr(launch, name, kernel)
@@ -98,13 +98,19 @@ def report(compiled: Any) -> dict[str, Any]:
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
         code = _run("nvdisasm", "-c", file.name)
-    found = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
-    places = {label: int(at, 16) for label, at in re.findall(r"\.(L_x_\d+):\s*/\*([0-9a-f]{4,})\*/", code)}
+    counts = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    offsets = {
+        label: int(offset, 16) for label, offset in re.findall(r"\.(L_x_\d+):\s*/\*([0-9a-f]{4,})\*/", code)
+    }
     jumps = re.findall(r"/\*([0-9a-f]{4,})\*/[^\n]*BRA[^\n]*\.(L_x_\d+)\)", code)
-    loops = [(int(at, 16) - places[to]) // 16 for at, to in jumps if places.get(to, 1 << 60) < int(at, 16)]
+    loops = [
+        (int(offset, 16) - offsets[label]) // 16
+        for offset, label in jumps
+        if offsets.get(label, 1 << 60) < int(offset, 16)
+    ]
     return {
-        "registers": found["REG"],
-        "stack_bytes": found["STACK"],
+        "registers": counts["REG"],
+        "stack_bytes": counts["STACK"],
         "shared_bytes": compiled.metadata.shared,
         "wgmma": compiled.asm["ptx"].count("wgmma.mma_async"),
         "waits": sorted(
@@ -128,9 +134,9 @@ def main() -> None:
         for kernel in KERNELS:
             for blocks in candidates(kernel, problem):
                 plan = replace(table_plan(problem), **{kernel: blocks})
-                found = report(compile_for(90, *launches(problem, plan)[kernel]))
-                rows.append({"problem": asdict(problem), "kernel": kernel, "blocks": asdict(blocks)} | found)
-                print(f"  {kernel:8}{'×'.join(map(str, asdict(blocks).values())):14}{found}", flush=True)
+                result = report(compile_for(90, *launches(problem, plan)[kernel]))
+                rows.append({"problem": asdict(problem), "kernel": kernel, "blocks": asdict(blocks)} | result)
+                print(f"  {kernel:8}{'×'.join(map(str, asdict(blocks).values())):14}{result}", flush=True)
     about = {"triton": triton.__version__, "target": "sm_90"}
     write_json(options.output / "compiled_sm90.json", {"about": about, "rows": rows})
 

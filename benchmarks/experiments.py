@@ -60,8 +60,8 @@ def needle_values(frame: pd.DataFrame) -> pd.DataFrame:
 def compare_needle(values: pd.DataFrame) -> pd.DataFrame:
     """Compute the contrasts of each cell; all but the primary one are corrected together."""
     parts = {
-        cell: _contrasts(own, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
-        for cell, own in values.groupby(_CELL, sort=False)
+        cell: _contrasts(group, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
+        for cell, group in values.groupby(_CELL, sort=False)
     }
     return with_verdicts(pd.concat(parts, names=_CELL).reset_index(_CELL).reset_index(drop=True))
 
@@ -70,16 +70,16 @@ def needle_page(file: Path, docs: Path) -> None:
     """Write the page and the figure of experiment C."""
     frame = pd.DataFrame(read_lines(file))
     values = needle_values(frame)
-    found = compare_needle(values)
+    contrasts = compare_needle(values)
     models = list(dict.fromkeys(values["model"]))
     with style():
         figure = new_figure(9.6, 6.2)
         panels = figure.subplots(2, 2, sharey="col")
         for row, kind in zip(panels, ("shared", "independent"), strict=True):
-            own = values[values["kind"] == kind]
-            _curves(row[0], own[own["strength"] == 1], "tokens", models)
+            kind_values = values[values["kind"] == kind]
+            _plot_curves(row[0], kind_values[kind_values["strength"] == 1], "tokens", models)
             row[0].set_title(f"{kind} noise, σ = 1")
-            _curves(row[1], own[own["tokens"] == 64], "strength", models)
+            _plot_curves(row[1], kind_values[kind_values["tokens"] == 64], "strength", models)
             row[1].set_title(f"{kind} noise, N = 64")
             row[0].set_ylabel("accuracy, %")
             row[0].set_xscale("log", base=2)
@@ -89,10 +89,10 @@ def needle_page(file: Path, docs: Path) -> None:
         panels[0][0].legend(loc="lower left")
         write_png(docs / "figures" / "needle.png", figure)
     differential = frame[frame["model"] == "DiffCLIP"]
-    why = {"noise": _cells(differential)} | {
+    why = {"noise": _describe_cells(differential)} | {
         title: [_median(seeds) for seeds in differential[name]] for title, name in _WHY.items()
     }
-    primary = found[found["primary"]].iloc[0]
+    primary = contrasts[contrasts["primary"]].iloc[0]
     _write(
         docs / "results" / "needle.md",
         "Experiment C: one layer, one needle",
@@ -102,7 +102,7 @@ def needle_page(file: Path, docs: Path) -> None:
             f"Accuracy over {primary['seeds']} seeds with 95 % intervals (bootstrap over seeds); dashed: chance, "
             f"{CHANCE} %. "
             "[Protocol](../experiments.md#c-one-layer-one-needle).",
-            _table(found, {"noise": _cells(found)}),
+            _table(contrasts, {"noise": _describe_cells(contrasts)}),
             "Differences in points. p: the primary one as it is, all others corrected together (Holm).",
             "Why: medians over seeds of DiffCLIP's layers. Signal to noise is the needle's weight over the standard "
             "deviation of the other tokens' weights, of the best head.",
@@ -122,19 +122,19 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
         if not (folder / f"k{count}" / RESULTS_FILE).is_file():
             continue
         frame = load_records(folder / f"k{count}")
-        found = frame[(frame["metric"] == metric) & (frame["dataset"] == dataset)]
+        rows = frame[(frame["metric"] == metric) & (frame["dataset"] == dataset)]
         parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
-        found = found[["model", "seed", "value", "count"]].assign(parameters=found["model"].map(parameters))
+        rows = rows[["model", "seed", "value", "count"]].assign(parameters=rows["model"].map(parameters))
         runs = pd.DataFrame(read_lines(folder / f"k{count}" / RUNS_FILE))
         rates = runs[runs["group"] == "models"].groupby("arm")["lr"].first()
         for arm, model in zip(SAME_RATE, PRIMARY, strict=True):
             if rates.get(model) == RATE:
-                made = found.loc[found["model"] == arm, "seed"]
-                more = found[(found["model"] == model) & ~found["seed"].isin(made)]
-                found = pd.concat([found, more.assign(model=arm)])
-        seeds = found.groupby("model")["seed"].transform("nunique")
-        found = found[seeds == seeds.max()]
-        parts.append(found.assign(distractors=count))
+                arm_seeds = rows.loc[rows["model"] == arm, "seed"]
+                extra_rows = rows[(rows["model"] == model) & ~rows["seed"].isin(arm_seeds)]
+                rows = pd.concat([rows, extra_rows.assign(model=arm)])
+        seeds = rows.groupby("model")["seed"].transform("nunique")
+        rows = rows[seeds == seeds.max()]
+        parts.append(rows.assign(distractors=count))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -148,12 +148,12 @@ def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     ]
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
-    each = [
-        _contrasts(own, pairs).assign(distractors=count)
-        for count, own in values.groupby("distractors")
-        if set(PRIMARY) <= set(own["model"])
+    contrasts = [
+        _contrasts(group, pairs).assign(distractors=count)
+        for count, group in values.groupby("distractors")
+        if set(PRIMARY) <= set(group["model"])
     ]
-    return _contrasts(changes, pairs, PRIMARY), pd.concat(each, ignore_index=True)
+    return _contrasts(changes, pairs, PRIMARY), pd.concat(contrasts, ignore_index=True)
 
 
 def _contrasts(
@@ -161,34 +161,37 @@ def _contrasts(
 ) -> pd.DataFrame:
     """Compare each measured pair of models with a fit of its own: with so many seeds a pooled residual gains nothing,
     and some models vary up to five times as much as others."""
-    found = [
+    comparisons = [
         compare_arms(values[values["model"].isin(pair)], [pair], primary)
         for pair in pairs
         if set(pair) <= set(values["model"])
     ]
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(comparisons, ignore_index=True)
 
 
 def clutter_page(folder: Path, docs: Path) -> None:
     """Write the page and the figure of experiment B."""
     values = clutter_values(folder)
-    interaction, each = map(with_verdicts, compare_clutter(values))
+    interaction, contrasts = map(with_verdicts, compare_clutter(values))
     primary = interaction[interaction["primary"]].iloc[0]
-    seen = [compare_clutter(clutter_values(folder, "acc1", name))[0].assign(set=name) for name in ZERO_SHOT]
-    zero_shot = with_verdicts(pd.concat(seen, ignore_index=True).assign(primary=False))
+    parts = [compare_clutter(clutter_values(folder, "acc1", name))[0].assign(set=name) for name in ZERO_SHOT]
+    zero_shot = with_verdicts(pd.concat(parts, ignore_index=True).assign(primary=False))
     with style():
         figure = new_figure(6.4, 4.6)
         axes = figure.subplots()
-        models = list(dict.fromkeys(each["model"]))
+        models = list(dict.fromkeys(contrasts["model"]))
         colors = colors_of(["CLIP", *models])
         counts = sorted(values["distractors"].unique())
         for shift, model in enumerate(models):
-            own = each[each["model"] == model]
-            x = [counts.index(count) + 0.06 * (shift - (len(models) - 1) / 2) for count in own["distractors"]]
-            middle = 100 * own["difference"]
-            errors = [middle - 100 * own["low"], 100 * own["high"] - middle]
-            label = f"{model} − {own['against'].iloc[0]}"
-            axes.errorbar(x, middle, errors, fmt="o-", color=colors[model], label=label, capsize=3)
+            model_rows = contrasts[contrasts["model"] == model]
+            x = [
+                counts.index(count) + 0.06 * (shift - (len(models) - 1) / 2)
+                for count in model_rows["distractors"]
+            ]
+            differences = 100 * model_rows["difference"]
+            errors = [differences - 100 * model_rows["low"], 100 * model_rows["high"] - differences]
+            label = f"{model} − {model_rows['against'].iloc[0]}"
+            axes.errorbar(x, differences, errors, fmt="o-", color=colors[model], label=label, capsize=3)
         axes.axhline(0, color=INK, linewidth=1)
         axes.axhspan(-1, 1, color=GRID, alpha=0.6, linewidth=0)
         axes.set_xticks(range(len(counts)), [str(count) for count in counts])
@@ -197,13 +200,13 @@ def clutter_page(folder: Path, docs: Path) -> None:
         figure.legend(loc="outside lower center", ncols=2)
         write_png(docs / "figures" / "study_b.png", figure)
     change = f"from K = {DISTRACTORS[0]} to K = {DISTRACTORS[-1]}"
-    table = pd.concat([interaction, each], ignore_index=True)
-    rows = [f"change {change}"] * len(interaction) + [f"K = {count}" for count in each["distractors"]]
+    table = pd.concat([interaction, contrasts], ignore_index=True)
+    rows = [f"change {change}"] * len(interaction) + [f"K = {count}" for count in contrasts["distractors"]]
     means = values.groupby(["model", "distractors"])["value"].mean().unstack()
-    shown = means.map(percent).rename(columns={count: f"K = {count}" for count in counts})
-    shown["parameters"] = values.groupby("model")["parameters"].first().map("{:,.0f}".format)
+    cells = means.map(percent).rename(columns={count: f"K = {count}" for count in counts})
+    cells["parameters"] = values.groupby("model")["parameters"].first().map("{:,.0f}".format)
     timing = read_timing(folder / f"k{DISTRACTORS[0]}")
-    shown["step time"] = [f"{timing[model]['ratio']:.2f}" if model in timing else "" for model in shown.index]
+    cells["step time"] = [f"{timing[model]['ratio']:.2f}" if model in timing else "" for model in cells.index]
     _write(
         docs / "results" / "study_b.md",
         "Experiment B: noise of the scene",
@@ -217,7 +220,7 @@ def clutter_page(folder: Path, docs: Path) -> None:
             _table(zero_shot, {"set": zero_shot["set"]}),
             f"Mean recall on {values['count'].max():,.0f} held-out scenes, %, and what a model costs. A training "
             "step's time is relative to CLIP's, measured in turns.",
-            Table("values", "", shown.reset_index()).to_markdown(),
+            Table("values", "", cells.reset_index()).to_markdown(),
         ],
     )
 
@@ -233,55 +236,55 @@ def over_images(runs: Path) -> pd.DataFrame:
         standard errors over seeds (with fixed images) and over images (with fixed runs); and its 95 % interval over
         both, by a crossed model of seeds and images.
     """
-    found: dict[tuple[str, str, str], dict[tuple[str, int], list[pd.Series]]] = {}
+    outcomes: dict[tuple[str, str, str], dict[tuple[str, int], list[pd.Series]]] = {}
     for file in sorted([*runs.glob("*/*/results.jsonl"), *runs.glob("*.jsonl")]):
         for key, (hits, clusters) in (read_outcomes(file) or {}).items():
             model, _, seed, _, task, dataset, split, metric, *_ = json.loads(key)
             if seed is not None and (metric == "acc1" or "_retrieval_recall@" in metric):
                 owners = np.arange(len(hits)) if clusters is None else clusters
-                own = found.setdefault((task, dataset, split), {}).setdefault((model, int(seed)), [])
-                own.append(pd.Series(hits).groupby(owners).mean())
+                parts = outcomes.setdefault((task, dataset, split), {}).setdefault((model, int(seed)), [])
+                parts.append(pd.Series(hits).groupby(owners).mean())
     means = {
-        measure: {run: pd.concat(parts, axis=1).mean(axis=1) for run, parts in own.items()}
-        for measure, own in found.items()
+        measure: {run: pd.concat(parts, axis=1).mean(axis=1) for run, parts in by_run.items()}
+        for measure, by_run in outcomes.items()
     }
     rows = []
     for model, against in OVER_IMAGES:
-        gains = {measure: _gains(own, model, against) for measure, own in means.items()}
+        gains = {measure: _gains(run_means, model, against) for measure, run_means in means.items()}
         for task, dataset in dict.fromkeys((task, dataset) for task, dataset, _ in gains):
             splits = {
-                split: gain for (*of, split), gain in gains.items() if of == [task, dataset] and gain.size
+                split: gain for (*pair, split), gain in gains.items() if pair == [task, dataset] and gain.size
             }
             if len(splits) > 1:
                 splits[" and ".join(splits)] = pd.concat(splits.values(), axis=1, join="inner")
             names = {"model": model, "against": against, "task": task, "dataset": dataset}
-            rows += [names | {"split": split} | _crossed(gain) for split, gain in splits.items()]
+            rows += [names | {"split": split} | _estimate_difference(gain) for split, gain in splits.items()]
     return pd.DataFrame(rows)
 
 
 def _gains(means: dict[tuple[str, int], pd.Series], model: str, against: str) -> pd.DataFrame:
     """Compute the gain of `model` on each image that all runs saw: [seeds, images]."""
-    seeds = sorted(seed for one, seed in means if one == model and (against, seed) in means)
+    seeds = sorted(seed for name, seed in means if name == model and (against, seed) in means)
     return pd.DataFrame({seed: means[model, seed] - means[against, seed] for seed in seeds}).dropna().T
 
 
-def _crossed(table: pd.DataFrame) -> dict[str, float]:
+def _estimate_difference(table: pd.DataFrame) -> dict[str, float]:
     gains = table.to_numpy()
     errors = [gains.mean(axis).std(ddof=1) / gains.shape[1 - axis] ** 0.5 for axis in (1, 0)]
-    middle = gains.mean()
+    mean = gains.mean()
     # the interaction of seeds and images is in both errors: subtract it once
-    rest = gains - gains.mean(1, keepdims=True) - gains.mean(0) + middle
-    twice = (rest**2).sum() / np.prod([size * (size - 1) for size in gains.shape])
-    reach = stats.norm.ppf(0.975) * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - twice)
-    told = {"difference": middle, "low": middle - reach, "high": middle + reach}
-    told |= {"error_over_seeds": errors[0], "error_over_images": errors[1]}
+    residuals = gains - gains.mean(1, keepdims=True) - gains.mean(0) + mean
+    interaction = (residuals**2).sum() / np.prod([size * (size - 1) for size in gains.shape])
+    half_width = stats.norm.ppf(0.975) * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - interaction)
+    numbers = {"difference": mean, "low": mean - half_width, "high": mean + half_width}
+    numbers |= {"error_over_seeds": errors[0], "error_over_images": errors[1]}
     sizes = dict(zip(("seeds", "images"), gains.shape, strict=True))
-    return sizes | {name: round(float(value), 6) for name, value in told.items()}
+    return sizes | {name: round(float(value), 6) for name, value in numbers.items()}
 
 
 def images_page(found: pd.DataFrame, docs: Path) -> None:
     """Write the page of experiment A's differences over other images."""
-    shown = {
+    columns = {
         "models": found["model"] + " − " + found["against"],
         "task": found["task"],
         "set": found["dataset"],
@@ -303,17 +306,17 @@ def images_page(found: pd.DataFrame, docs: Path) -> None:
             "DiffCLIP's learning rate. Intervals are over other training seeds and test images (a crossed model), "
             "not corrected for their number. Checkpoints and learning rates were chosen on val[:500]. "
             "[Protocol](../experiments.md#a-real-images).",
-            Table("images", "", pd.DataFrame(shown)).to_markdown(),
+            Table("images", "", pd.DataFrame(columns)).to_markdown(),
         ],
     )
 
 
-def _curves(panel: Axes, values: pd.DataFrame, along: str, models: Sequence[str]) -> None:
+def _plot_curves(panel: Axes, values: pd.DataFrame, along: str, models: Sequence[str]) -> None:
     colors = colors_of(models)
     for model in models:
-        own = values[values["model"] == model].groupby(along)["value"]
-        means = own.mean()
-        low, high = np.transpose([mean_interval(seeds.to_numpy(), bounds=None) for _, seeds in own])
+        groups = values[values["model"] == model].groupby(along)["value"]
+        means = groups.mean()
+        low, high = np.transpose([mean_interval(seeds.to_numpy(), bounds=None) for _, seeds in groups])
         errors = 100 * np.maximum(0.0, [means - low, high - means])
         look = {"fmt": "o-", "markersize": 4, "color": colors[model], "label": model}
         panel.errorbar(means.index, 100 * means, errors, **look)
@@ -338,15 +341,15 @@ def _table(found: pd.DataFrame, first: dict[str, Iterable[str]]) -> str:
 
 def _sentence(row: pd.Series) -> str:
     p = p_text(row["p"])
-    between = interval(row["low"], row["high"], sign=True)
+    bounds = interval(row["low"], row["high"], sign=True)
     return (
-        f"{row['model']} − {row['against']} {percent(row['difference'], sign=True)} points, 95 % interval {between}, "
+        f"{row['model']} − {row['against']} {percent(row['difference'], sign=True)} points, 95 % interval {bounds}, "
         f"p {p if '<' in p else f'= {p}'}, {row['seeds']} seeds: {row['verdict']}"
     )
 
 
-def _cells(frame: pd.DataFrame) -> list[str]:
-    return [f"{one.kind}, N = {one.tokens}, σ = {one.strength:g}" for one in frame.itertuples()]
+def _describe_cells(frame: pd.DataFrame) -> list[str]:
+    return [f"{cell.kind}, N = {cell.tokens}, σ = {cell.strength:g}" for cell in frame.itertuples()]
 
 
 def _median(values: Sequence[float]) -> str:
@@ -365,9 +368,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="the folder of experiment A's runs")
     options = parser.parse_args()
     if options.runs:
-        found = over_images(options.runs)
-        write_json(options.results / "study_a" / "over_images.json", found.to_dict("records"))
-        images_page(found, options.docs)
+        differences = over_images(options.runs)
+        write_json(options.results / "study_a" / "over_images.json", differences.to_dict("records"))
+        images_page(differences, options.docs)
     if (options.results / "needle.jsonl").is_file():
         needle_page(options.results / "needle.jsonl", options.docs)
     ends = (DISTRACTORS[0], DISTRACTORS[-1])

@@ -68,8 +68,8 @@ def main() -> None:
         for (kind, both), times in taken.items():
             times.append(microseconds(ways[kind], both))
     for (kind, both), times in taken.items():
-        what = "forward and backward" if both else "forward"
-        print(f"{kind}, {what}: {statistics.median(times[1:]):.0f} µs")
+        passes = "forward and backward" if both else "forward"
+        print(f"{kind}, {passes}: {statistics.median(times[1:]):.0f} µs")
 
 
 if __name__ == "__main__":

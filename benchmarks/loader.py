@@ -62,10 +62,10 @@ def ours(shards: Path, batch: int, workers: int) -> Feed:
     loader = _loader(Corpus(str(shards)), batch, workers)
 
     def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        kept = torch.empty(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
+        buffer = torch.empty(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
         for epoch in itertools.count():
-            for found in loader.epoch(epoch):
-                yield normalize(found.images, PREPROCESS, kept[: len(found)]), found.tokens
+            for pairs in loader.epoch(epoch):
+                yield normalize(pairs.images, PREPROCESS, buffer[: len(pairs)]), pairs.tokens
 
     return Feed(forever(), loader.batches_per_epoch)
 
@@ -83,8 +83,8 @@ def openclip(shards: Path, batch: int, workers: int) -> Feed:
     from open_clip.transform import image_transform
     from open_clip_train.data import get_wds_dataset
 
-    how: dict[str, Any] = {"aug_cfg": {"scale": SCALE}, "interpolation": "bicubic"}
-    transform = image_transform(IMAGE_SIZE, True, PREPROCESS.mean, PREPROCESS.std, **how)
+    settings: dict[str, Any] = {"aug_cfg": {"scale": SCALE}, "interpolation": "bicubic"}
+    transform = image_transform(IMAGE_SIZE, True, PREPROCESS.mean, PREPROCESS.std, **settings)
     tokenizer = open_clip.get_tokenizer(MODEL)
     options = Namespace(
         train_data=sorted(map(str, shards.glob("*.tar"))),
@@ -139,11 +139,11 @@ def _image(index: int) -> tuple[bytes, tuple[str, ...]]:
     from diffclip.scenes.scene import draw_scene
 
     scene = draw_scene(index, seed=SEED, size=341)
-    part = scene.image[:256] if index % 2 else scene.image[:, :256]
+    crop = scene.image[:256] if index % 2 else scene.image[:, :256]
     rng = np.random.default_rng((SEED, index))
-    grain = rng.normal(0, 4, part.shape[:2])[..., None] + rng.normal(0, 2, part.shape)
+    grain = rng.normal(0, 4, crop.shape[:2])[..., None] + rng.normal(0, 2, crop.shape)
     buffer = io.BytesIO()
-    Image.fromarray(np.clip(part + grain, 0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
+    Image.fromarray(np.clip(crop + grain, 0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
     return buffer.getvalue(), scene.captions
 
 
@@ -177,12 +177,12 @@ def turn(seconds: float, skipped: int) -> dict[str, float]:
 
 def tree(root: int) -> list[int]:
     """List `root` and all its descendant processes, from Linux's /proc."""
-    found = [root]
-    for pid in found:
+    pids = [root]
+    for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
             for task in Path(f"/proc/{pid}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-    return found
+                pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def processor_seconds(root: int) -> float:
@@ -229,8 +229,8 @@ def compare(shards: Path, batch: int, workers: int, seconds: float, length: floa
             for name in list(turns) if done % 2 else reversed(turns):
                 turns[name].append(pools[name].submit(turn, length, 2 * workers + 2).result())
             done += 1
-        for name, own in turns.items():
-            result[name] = {kind: spread([rate(one, kind) for one in own]) for kind in KINDS}
+        for name, timings in turns.items():
+            result[name] = {kind: spread([rate(timing, kind) for timing in timings]) for kind in KINDS}
     if len(turns) == 2:
         rounds = list(zip(turns[OURS], turns[THEIRS], strict=True))
         result["ratio"] = {kind: spread([rate(a, kind) / rate(b, kind) for a, b in rounds]) for kind in KINDS}
@@ -242,11 +242,11 @@ def many_shards(folder: Path, count: int) -> dict[str, Any]:
     make_shards(folder, EACH * SHARDS, SHARDS)
     for number in range(SHARDS, count):  # links to the same samples, opened and indexed like other shards
         os.link(folder / f"{number % SHARDS:05d}.tar", folder / f"{number:05d}.tar")
-    found = {}
+    times = {}
     for name, window in (("first time", None), ("again", None), (f"again, in windows of {WINDOW}", WINDOW)):
         with loader_process() as pool:  # a new process, without the state of the one before
-            found[name] = pool.submit(enter, folder, LARGE, window).result()
-    return {"shards": count, "samples": EACH, "batch": LARGE, "times": found}
+            times[name] = pool.submit(enter, folder, LARGE, window).result()
+    return {"shards": count, "samples": EACH, "batch": LARGE, "times": times}
 
 
 @contextmanager
@@ -289,8 +289,8 @@ def main() -> None:
         many.mkdir()
         size = make_shards(folder, options.samples, shards)
         data = {"shards": shards, "samples": options.samples, "image_bytes": size}
-        named = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
-        result: dict[str, Any] = {"about": about("loader", options) | named, "data": data, "workers": {}}
+        settings = {"model": MODEL, "image_size": IMAGE_SIZE, "scale": SCALE, "batch": options.batch}
+        result: dict[str, Any] = {"about": about("loader", options) | settings, "data": data, "workers": {}}
         for workers in options.workers:
             seconds = options.seconds / len(options.workers)
             compared = compare(folder, options.batch, workers, seconds, options.turn)

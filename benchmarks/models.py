@@ -123,18 +123,18 @@ class Steps:
         """Count the bytes that a forward pass keeps for the backward pass, without weights; each tensor counts once."""
         self.model.train()
         weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
-                found[storage.data_ptr()] = storage.nbytes()
+                sizes[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             loss = self._loss(batch)
         del loss  # not earlier: freed memory could be reused, and two tensors would count as one
-        return sum(found.values())
+        return sum(sizes.values())
 
     def resident(self) -> int:
         """Return the bytes of the weights and of the optimizer's state."""

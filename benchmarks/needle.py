@@ -96,7 +96,7 @@ def make_weights(arm: str, seeds: list[int]) -> Weights:
         return drawn
 
     drawn = [draw(seed) for seed in seeds]
-    return {name: torch.stack([one[name] for one in drawn]).requires_grad_() for name in drawn[0]}
+    return {name: torch.stack([weights[name] for weights in drawn]).requires_grad_() for name in drawn[0]}
 
 
 def attend(arm: str, weights: Weights, x: Tensor, noise: Tensor) -> Found:
@@ -122,16 +122,16 @@ def attend(arm: str, weights: Weights, x: Tensor, noise: Tensor) -> Found:
         first, second = maps[:, :, 0::2], maps[:, :, 1::2]
         q1, k1, q2, k2 = weights["lambdas"].unbind(1)
         lam = (q1 * k1).sum(-1).exp() - (q2 * k2).sum(-1).exp() + LAMBDA_INIT
-    found = Found(x, first, second, lam)
+    result = Found(x, first, second, lam)
     groups = first.shape[2]
-    out = torch.einsum("sbhn,sbnhe->sbhe", found.combined, values.unflatten(-1, (groups, WIDTH // groups)))
+    out = torch.einsum("sbhn,sbnhe->sbhe", result.combined, values.unflatten(-1, (groups, WIDTH // groups)))
     if arm == "DiffCLIP":
         out = F.rms_norm(out, out.shape[-1:], eps=HEAD_NORM_EPS) * weights["norm"][:, None, None]
         out = out * (1 - LAMBDA_INIT)
     out = out.flatten(2)
     if arm == "CLIP-gated":
         out = out * torch.sigmoid(torch.einsum("sec,sc->se", weights["gate"], weights["token"]))[:, None]
-    return found._replace(out=torch.einsum("sec,sbc->sbe", weights["out"], out))
+    return result._replace(out=torch.einsum("sec,sbc->sbe", weights["out"], out))
 
 
 class Data:
@@ -190,14 +190,14 @@ def measure(
 
     Signal to noise is the needle's weight over the standard deviation of the other tokens' weights, in the best head.
     """
-    found = attend(arm, weights, x, noise)
-    logits = torch.einsum("skc,sbc->sbk", weights["classes"], found.out)
+    result = attend(arm, weights, x, noise)
+    logits = torch.einsum("skc,sbc->sbk", weights["classes"], result.out)
     measured = {"acc1": (logits.argmax(-1) == label).double().mean(-1)}
-    measured["snr_first"] = _signal_to_noise(found.first, place)
-    if found.second is not None and found.lam is not None:
-        measured["snr_combined"] = _signal_to_noise(found.combined, place)
-        measured["lambda"] = found.lam.double()
-        pair = torch.stack([found.first, found.second])[..., 1:].double()
+    measured["snr_first"] = _signal_to_noise(result.first, place)
+    if result.second is not None and result.lam is not None:
+        measured["snr_combined"] = _signal_to_noise(result.combined, place)
+        measured["lambda"] = result.lam.double()
+        pair = torch.stack([result.first, result.second])[..., 1:].double()
         pair = F.normalize(pair - pair.mean(-1, keepdim=True), dim=-1)
         measured["map_correlation"] = pair.prod(0).sum(-1).mean((1, 2))
     return {name: values.tolist() for name, values in measured.items()}
@@ -205,10 +205,10 @@ def measure(
 
 def _signal_to_noise(maps: Tensor, place: Tensor) -> Tensor:
     row = maps[..., 1:].double()
-    at = place[:, :, None, None].expand(*row.shape[:3], 1)
-    signal = row.gather(-1, at).squeeze(-1)
-    others = row.scatter(-1, at, math.nan)
-    spread = (others - others.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
+    index = place[:, :, None, None].expand(*row.shape[:3], 1)
+    signal = row.gather(-1, index).squeeze(-1)
+    other_weights = row.scatter(-1, index, math.nan)
+    spread = (other_weights - other_weights.nanmean(-1, keepdim=True)).square().nanmean(-1).sqrt()
     return (signal.mean(1) / spread.mean(1).clamp_min(1e-12)).amax(-1)
 
 
@@ -238,21 +238,23 @@ def main() -> None:
     if any(len(line["acc1"]) != options.seeds for line in lines):
         seeds = len(lines[0]["acc1"])
         raise SystemExit(f"{options.output} has {seeds} seeds: give --seeds {seeds}, or another --output")
-    done = {Cell(line["kind"], line["tokens"], line["strength"]) for line in lines}
+    finished = {Cell(line["kind"], line["tokens"], line["strength"]) for line in lines}
     for kind in KINDS:
-        left = [cell for cell in cells() if cell.kind == kind and cell not in done]
+        remaining = [cell for cell in cells() if cell.kind == kind and cell not in finished]
         if options.dry_run:
-            print(*left, sep="\n")
+            print(*remaining, sep="\n")
             continue
-        rates = choose_rates(kind) if left else {}
-        for cell in left:
+        rates = choose_rates(kind) if remaining else {}
+        for cell in remaining:
             started = time.monotonic()
-            found = train(cell, list(range(options.seeds)), rates)
-            for arm, measures in found.items():
-                told = {name: [float(f"{one:.5g}") for one in values] for name, values in measures.items()}
-                lines.append({**cell._asdict(), "model": arm, "lr": rates[arm], "steps": STEPS, **told})
+            results = train(cell, list(range(options.seeds)), rates)
+            for arm, measures in results.items():
+                rounded = {
+                    name: [float(f"{value:.5g}") for value in values] for name, values in measures.items()
+                }
+                lines.append({**cell._asdict(), "model": arm, "lr": rates[arm], "steps": STEPS, **rounded})
             write_text(options.output, "".join(json.dumps(line) + "\n" for line in lines))
-            accuracies = {arm: f"{fmean(measures['acc1']):.1%}" for arm, measures in found.items()}
+            accuracies = {arm: f"{fmean(measures['acc1']):.1%}" for arm, measures in results.items()}
             print(cell, accuracies, rates, f"{time.monotonic() - started:.0f} s", flush=True)
 
 

@@ -29,29 +29,29 @@ def measure(size: str, seconds: float, scratch: Path) -> dict[str, dict[str, Any
     """Measure the times of one input, by tower and by "VARIANT PLACE" (such as "CLIP torch")."""
     models = {name: create_model(f"{name}-{size}", seed=0).eval() for name in VARIANTS}
     exported = {name: export_onnx(model, scratch / name) for name, model in models.items()}
-    found = {}
+    times = {}
     for index, tower in enumerate(("image", "text")):
         samplers = {}
         with torch.inference_mode():
             for name in VARIANTS:
-                done = exported[name][index]
-                session, inputs = open_session(done.file), done.tower.random_inputs(1)
+                export = exported[name][index]
+                session, inputs = open_session(export.file), export.tower.random_inputs(1)
                 calls = (
                     lambda session=session, inputs=inputs: run(session, inputs),
-                    lambda encode=done.tower, inputs=inputs: encode(inputs),
+                    lambda encode=export.tower, inputs=inputs: encode(inputs),
                 )
                 for place, call in zip(PLACES, calls, strict=True):
                     samplers[f"{name} {place}"] = make_sampler([call], inputs.device)
             samples, failures = take_turns(samplers, _ROUNDS, seconds / 2)
         if failures:
             raise SystemExit(f"{tower}: {failures}")
-        found[tower] = {name: summary(taken) for name, taken in samples.items()}
-    return found
+        times[tower] = {name: summary(taken) for name, taken in samples.items()}
+    return times
 
 
 def table(result: dict[str, Any]) -> list[str]:
     """Return the table as lines of Markdown."""
-    told = result["about"]
+    facts = result["about"]
     head = "tower | model | onnxruntime ms | torch ms | onnxruntime to torch | to CLIP in onnxruntime"
     lines = []
     for tower, rows in result["towers"].items():
@@ -63,7 +63,7 @@ def table(result: dict[str, Any]) -> list[str]:
                 cells.append(f"{row['median_ms']:.1f} ± {(row['high_ms'] - row['low_ms']) / 2:.1f}")
             cells += [f"{ours['median_ms'] / torchs['median_ms']:.2f}", f"{ours['median_ms'] / plain:.2f}"]
             lines.append(cells)
-    return [f"{describe(told)}, {told['size']}:", "", *table_of(head, lines)]
+    return [f"{describe(facts)}, {facts['size']}:", "", *table_of(head, lines)]
 
 
 def main() -> None:

@@ -56,19 +56,19 @@ class Case:
 
 def cases() -> list[Case]:
     """List the cases: head sizes, lengths, and all else that changes the path through a kernel."""
-    found = [
+    rest = [
         Case(2, 2, 197, size, share * size, packed=share == 2)
         for size in (32, 64, 80, 128)
         for share in (1, 2)
     ]
-    found += [Case(1, 1, 577, size, share * size, causal=True) for size in (32, 80, 128) for share in (1, 2)]
+    rest += [Case(1, 1, 577, size, share * size, causal=True) for size in (32, 80, 128) for share in (1, 2)]
     for tokens, causal in (
         (7, False), (50, False), (77, True), (197, True), (257, False), (577, False), (1025, False), (1025, True),
     ):  # fmt: skip
-        found.append(Case(2 if tokens < 500 else 1, 2, tokens, 64, 128, causal, packed=True))
-    found += [Case(1, 2, tokens, 64, 128, norm=False) for tokens in (77, 197, 577)]
+        rest.append(Case(2 if tokens < 500 else 1, 2, tokens, 64, 128, causal, packed=True))
+    rest += [Case(1, 2, tokens, 64, 128, norm=False) for tokens in (77, 197, 577)]
     # the longest first: they take the most time
-    return [Case(1, 1, 4097, 64, 128, packed=True), Case(1, 1, 4097, 64, 64, causal=True), *found]
+    return [Case(1, 1, 4097, 64, 128, packed=True), Case(1, 1, 4097, 64, 64, causal=True), *rest]
 
 
 def draw(case: Case, dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -92,30 +92,30 @@ def outputs(inputs: list[Tensor], case: Case, backend: str) -> dict[str, Tensor]
     """Compute the output, and the gradients of q, k, v, λ (by token) and the gain."""
     *tensors, grad = inputs
     q, k, v, lam, gain = (x.detach().requires_grad_() for x in tensors)
-    after = {"norm_weight": gain, "out_scale": 0.2} if case.norm else {}
+    head_norm = {"norm_weight": gain, "out_scale": 0.2} if case.norm else {}
     leaves = {"q": q, "k": k, "v": v, "lambda": lam} | ({"gain": gain} if case.norm else {})
     if case.packed and backend == "triton":
         qkv = torch.cat([x.detach().transpose(1, 2).flatten(2) for x in (q, k, v)], -1).requires_grad_()
-        out = differential_attention_packed(qkv, 2 * case.heads, lam, case.causal, backend, **after)
-        whole = grad.transpose(1, 2).flatten(2)
-        dqkv, *rest = torch.autograd.grad(out, [qkv, *list(leaves.values())[3:]], whole)
+        out = differential_attention_packed(qkv, 2 * case.heads, lam, case.causal, backend, **head_norm)
+        flat_grad = grad.transpose(1, 2).flatten(2)
+        dqkv, *rest = torch.autograd.grad(out, [qkv, *list(leaves.values())[3:]], flat_grad)
         out = out.unflatten(-1, (case.heads, case.value)).transpose(1, 2)
         grads = [*split_heads(dqkv, 2 * case.heads, case.heads), *rest]
     else:
-        out = differential_attention(q, k, v, lam, case.causal, backend, **after)
+        out = differential_attention(q, k, v, lam, case.causal, backend, **head_norm)
         grads = list(torch.autograd.grad(out, list(leaves.values()), grad))
     return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
 
 
 def errors(got: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
     """Return ‖got − exact‖ / ‖exact‖, and for λ's gradient also the error of its sum divided by ‖exact‖."""
-    found = {}
+    relative_errors = {}
     for name, reference in exact.items():
         difference = got[name].cpu().double() - reference
-        found[name] = float(difference.norm() / reference.norm())
+        relative_errors[name] = float(difference.norm() / reference.norm())
         if name == "lambda":
-            found["lambda, summed"] = float(difference.sum().abs() / reference.norm())
-    return found
+            relative_errors["lambda, summed"] = float(difference.sum().abs() / reference.norm())
+    return relative_errors
 
 
 def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str, Any]]:
@@ -136,13 +136,13 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
                 rows.append(row | {"skipped": why})
                 continue
             first, second = (outputs(moved, case, backend) for _ in range(2))
-            found = errors(first, exact)
-            again = errors(second, {name: x.cpu().double() for name, x in first.items()})
-            worst, moves = largest(found.values()), largest(again.values())
-            row |= {"errors": found, "worst": worst, "repeated": moves}
+            exact_errors = errors(first, exact)
+            repeat_errors = errors(second, {name: x.cpu().double() for name, x in first.items()})
+            worst, moves = largest(exact_errors.values()), largest(repeat_errors.values())
+            row |= {"errors": exact_errors, "worst": worst, "repeated": moves}
             row["within"] = worst <= limit  # a NaN is above every limit
-            held = backend == "triton" or dtype_name == "float32"
-            row["ok"] = (row["within"] or (not held and worst <= 2 * limit)) and moves <= REPEATED * limit
+            strict = backend == "triton" or dtype_name == "float32"
+            row["ok"] = (row["within"] or (not strict and worst <= 2 * limit)) and moves <= REPEATED * limit
         except Exception as error:  # still check the other backends and cases
             row |= {"failed": reason(error), "ok": False}
         rows.append(row)
@@ -157,10 +157,10 @@ def checked(
         deadline = time.perf_counter() + seconds
         yield from (check(*job) for job in jobs if time.perf_counter() < deadline)
         return
-    for found in ended(check, jobs, workers, seconds):
-        if isinstance(found, BaseException):  # its process died: still check the other cases
-            found = [{"case": "a process", "dtype": "", "backend": "", "failed": reason(found), "ok": False}]
-        yield found
+    for rows in ended(check, jobs, workers, seconds):
+        if isinstance(rows, BaseException):  # its process died: still check the other cases
+            rows = [{"case": "a process", "dtype": "", "backend": "", "failed": reason(rows), "ok": False}]
+        yield rows
 
 
 def main() -> None:
@@ -174,19 +174,19 @@ def main() -> None:
         "--only", help="the case whose name has this in it, in bfloat16 alone, as for a profiler"
     )
     options = parser.parse_args()
-    wanted = [case for case in cases() if options.longest is None or case.tokens <= options.longest]
+    selected = [case for case in cases() if options.longest is None or case.tokens <= options.longest]
     types = list(LIMITS)
     if options.only:
-        wanted, types = [case for case in wanted if options.only in str(case)], ["bfloat16"]
-    jobs = [(case, dtype, options.device, seed) for seed, case in enumerate(wanted) for dtype in types]
+        selected, types = [case for case in selected if options.only in str(case)], ["bfloat16"]
+    jobs = [(case, dtype, options.device, seed) for seed, case in enumerate(selected) for dtype in types]
     rows: list[dict[str, Any]] = []
     done = 0
     file = options.output / f"parity_{torch.device(options.device).type}.json"
     result: dict[str, Any] = {"about": about("parity", options), "limits": LIMITS, "rows": rows}
-    for found in checked(jobs, options.workers, options.seconds):
+    for new_rows in checked(jobs, options.workers, options.seconds):
         done += 1
-        rows += found
-        for row in found:
+        rows += new_rows
+        for row in new_rows:
             show(row)
         # every time, so that a stopped run keeps its results
         write_json(file, result | {"not_reached": len(jobs) - done})
@@ -207,10 +207,10 @@ def show(row: dict[str, Any]) -> None:
     if "failed" in row:
         print(f"{head} FAILED: {row['failed']}", flush=True)
         return
-    each = " ".join(f"{name} {error:.0e}" for name, error in row["errors"].items())
+    details = " ".join(f"{name} {error:.0e}" for name, error in row["errors"].items())
     verdict = "" if row["within"] else "  above the limit"
     verdict += "" if row["ok"] else "  NOT AS IT MUST BE"
-    print(f"{head} worst {row['worst']:.1e} repeated {row['repeated']:.0e} ({each}){verdict}", flush=True)
+    print(f"{head} worst {row['worst']:.1e} repeated {row['repeated']:.0e} ({details}){verdict}", flush=True)
 
 
 if __name__ == "__main__":

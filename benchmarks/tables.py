@@ -32,9 +32,9 @@ def attention(result: Result) -> list[str]:
     about, entries = result["about"], result["shapes"].values()
     memory = any("peak_bytes" in row.get("both", {}) for entry in entries for row in entry["rows"].values())
     lines = [f"{describe(about)}, {about['dtype']}. Ratios are to `plain auto`.", ""]
-    for what, source in result["ceilings"]["sources"].items():
-        unit, scale = UNITS[what]
-        lines.append(f"- ceiling of {what}: {result['ceilings'][what] / scale:.3g} {unit}, {source}")
+    for rate, source in result["ceilings"]["sources"].items():
+        unit, scale = UNITS[rate]
+        lines.append(f"- ceiling of {rate}: {result['ceilings'][rate] / scale:.3g} {unit}, {source}")
     head = "shape | operator | forward ms | ratio | floor | forward and backward ms | ratio | floor"
     head += " | backward ms | ratio | floor" + " | peak MiB" * memory
     absent, rows = {}, []
@@ -48,11 +48,11 @@ def attention(result: Result) -> list[str]:
                     rows.append([*cells, row["why"]])
                 continue
             for kind in ("forward", "both", "backward"):
-                found, plain = row[kind], entry["rows"]["plain auto"].get(kind)
-                spread = f" ± {(found['high_ms'] - found['low_ms']) / 2:.2g}" if "low_ms" in found else ""
-                ratio = f"{found['median_ms'] / plain['median_ms']:.2f}" if plain else "–"
-                share = f"{found['floor_share']:.0%}" if "floor_share" in found else "–"
-                cells += [f"{found['median_ms']:.3g}{spread}", ratio, share]
+                timing, plain = row[kind], entry["rows"]["plain auto"].get(kind)
+                spread = f" ± {(timing['high_ms'] - timing['low_ms']) / 2:.2g}" if "low_ms" in timing else ""
+                ratio = f"{timing['median_ms'] / plain['median_ms']:.2f}" if plain else "–"
+                share = f"{timing['floor_share']:.0%}" if "floor_share" in timing else "–"
+                cells += [f"{timing['median_ms']:.3g}{spread}", ratio, share]
             if memory:
                 cells.append(f"{row['both']['peak_bytes'] / 2**20:.0f}")
             rows.append(cells)
@@ -71,11 +71,11 @@ def training(result: Result) -> list[str]:
             if "why" in row:
                 rows.append([step, name, row["why"]])
                 continue
-            held = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
+            memory_key = "peak_bytes" if row.get("peak_bytes") else "kept_bytes"
             cells = [step, name, f"{row['samples_per_second']:.1f} ± {(row['high'] - row['low']) / 2:.1f}"]
             cells.append(_ratio(row, reference, "samples_per_second", 2))
-            cells.append(f"{row[held] / 2**30:.2f}" if held in row else "–")
-            cells.append(_ratio(row, reference, held, 3))
+            cells.append(f"{row[memory_key] / 2**30:.2f}" if memory_key in row else "–")
+            cells.append(_ratio(row, reference, memory_key, 3))
             rows.append(cells)
     memory = "peak GiB" if "cuda" in about else "kept GiB"
     head = f"step | model | samples per second | to CLIP | {memory} | to CLIP"
@@ -115,7 +115,7 @@ def loader(result: Result) -> list[str]:
 
 def _many_shards(many: Result) -> list[str]:
     head = f"{many['shards']:,} shards of {many['samples']} samples, batch of {many['batch']} | opened, s"
-    rows = [[name, *(f"{seconds:.2f}" for seconds in own.values())] for name, own in many["times"].items()]
+    rows = [[name, *(f"{seconds:.2f}" for seconds in row.values())] for name, row in many["times"].items()]
     return ["", *table_of(f"{head} | then the first batch in the middle of an epoch, s", rows)]
 
 
@@ -143,13 +143,13 @@ def parity(result: Result) -> list[str]:
 def goals(results: dict[str, Result]) -> list[str]:
     """Tabulate every target with the measured value."""
     rows = []
-    for name, command, measured, wanted in targets(results):
-        told = "not measured yet"
+    for name, command, measured, bound in targets(results):
+        outcome = "not measured yet"
         if measured is not None:
-            sign, limit = wanted.split()
+            sign, limit = bound.split()
             met = measured >= float(limit) if sign == "≥" else measured <= float(limit)
-            told = f"{measured:.2f} {'✓' if met else '✗'}"
-        rows.append([name, wanted, told, f"`{command}`"])
+            outcome = f"{measured:.2f} {'✓' if met else '✗'}"
+        rows.append([name, bound, outcome, f"`{command}`"])
     return table_of("target | wanted | measured | from", rows)
 
 
@@ -161,12 +161,12 @@ def targets(results: dict[str, Result]) -> Iterator[Target]:
             *(("forward", "timm", 2.0), ("forward", "eager", 2.2)),
             *(("both", "timm", 1.15), ("both", "eager", 2.2)),
         ):
-            speed = _times(cpu, 2305, kind, f"differential {other}", f"differential {ours}")
+            speed = _time_ratio(cpu, 2305, kind, f"differential {other}", f"differential {ours}")
             name = f"CPU, N = 2305, {_KIND[kind]}: speed of {ours} to {other}"
             yield name, _CPU, speed, f"≥ {least}"
     for kind in ("forward", "both"):
         busy = results.get("attention_busy_cpu_float32")
-        speed = _times(busy, 2305, kind, "differential eager", "differential auto")
+        speed = _time_ratio(busy, 2305, kind, "differential eager", "differential auto")
         name = f"CPU beside a busy process, N = 2305, {_KIND[kind]}: speed of auto to eager"
         yield name, _BUSY, speed, "≥ 1.5"
     for kind in ("forward", "both"):
@@ -177,7 +177,7 @@ def targets(results: dict[str, Result]) -> Iterator[Target]:
         *((4097, "forward", 1.67), (4097, "backward", 1.67)),
     ):
         for other in ("flash", "cudnn"):
-            cost = _times(gpu, tokens, kind, "differential triton", f"plain {other}")
+            cost = _time_ratio(gpu, tokens, kind, "differential triton", f"plain {other}")
             name = f"GPU, N = {tokens}, {_KIND[kind]}: time of triton to forced {other} on plain attention"
             yield name, _GPU, cost, f"≤ {most}"
     for workers, readers in enumerate(("0 workers", "1 worker", "2 workers")):
@@ -193,11 +193,11 @@ def targets(results: dict[str, Result]) -> Iterator[Target]:
     for batch in (256, 1024):
         step = f"GPU, training step compiled, batch {batch}: DiffCLIP to"
         for other in (REFERENCE, OPENCLIP):
-            ratio = _step(steps, "training", batch, "samples_per_second", other)
+            ratio = _step_ratio(steps, "training", batch, "samples_per_second", other)
             yield f"{step} {other}, samples per second", _GPU, ratio, "≥ 0.98"
-        ratio = _step(steps, "training", batch, "peak_bytes", REFERENCE)
+        ratio = _step_ratio(steps, "training", batch, "peak_bytes", REFERENCE)
         yield f"{step} CLIP, peak memory", _GPU, ratio, "≤ 1.03"
-    ratio = _step(steps, "inference", 256, "samples_per_second", REFERENCE)
+    ratio = _step_ratio(steps, "inference", 256, "samples_per_second", REFERENCE)
     yield "GPU, inference compiled: DiffCLIP to CLIP, samples per second", _GPU, ratio, "≥ 0.98"
 
 
@@ -208,7 +208,7 @@ def _milliseconds(result: Result | None, tokens: int, kind: str) -> dict[str, fl
     return {name: row[kind]["median_ms"] for name, row in rows.items() if kind in row}
 
 
-def _times(result: Result | None, tokens: int, kind: str, above: str, below: str) -> float | None:
+def _time_ratio(result: Result | None, tokens: int, kind: str, above: str, below: str) -> float | None:
     """Divide the time of `above` by the time of `below`."""
     times = _milliseconds(result, tokens, kind)
     return times[above] / times[below] if {above, below} <= times.keys() else None
@@ -216,16 +216,16 @@ def _times(result: Result | None, tokens: int, kind: str, above: str, below: str
 
 def _speed_to_best(result: Result | None, tokens: int, kind: str) -> float | None:
     times = _milliseconds(result, tokens, kind)
-    own = times.get("differential auto")
-    return own and min(time for name, time in times.items() if name.startswith("differential")) / own
+    auto = times.get("differential auto")
+    return auto and min(time for name, time in times.items() if name.startswith("differential")) / auto
 
 
-def _step(result: Result | None, kind: str, batch: int, what: str, other: str) -> float | None:
+def _step_ratio(result: Result | None, kind: str, batch: int, what: str, other: str) -> float | None:
     """Divide our number by that of the model `other`, in the compiled section."""
     for entry in (result or {}).get("sections", ()):
         if (entry["kind"], entry["batch"]) == (kind, batch) and entry["compiled"]:
-            ours, others = (entry["rows"].get(name, {}).get(what) for name in (OURS, other))
-            return ours / others if ours and others else None
+            ours, theirs = (entry["rows"].get(name, {}).get(what) for name in (OURS, other))
+            return ours / theirs if ours and theirs else None
     return None
 
 

@@ -52,8 +52,8 @@ def turn(steps: Steps, kind: str, batch: Batch, device: torch.device) -> tuple[f
     took = 1000 * (time.perf_counter() - started) / _TURN
     if not cuda:
         return took, 0
-    own = steps.resident() + sum(x.nbytes for x in batch)
-    return took, torch.cuda.max_memory_allocated(device) - before + own
+    resident = steps.resident() + sum(x.nbytes for x in batch)
+    return took, torch.cuda.max_memory_allocated(device) - before + resident
 
 
 def section(
@@ -96,9 +96,9 @@ def section(
 
 def _rates(times: list[float], batch: int) -> dict[str, float]:
     """Convert milliseconds per step to samples per second: median and quartiles."""
-    found = summary(times)
+    timing = summary(times)
     names = {"samples_per_second": "median_ms", "low": "high_ms", "high": "low_ms"}
-    return {name: 1000 * batch / found[key] for name, key in names.items()} | {"samples": found["samples"]}
+    return {name: 1000 * batch / timing[key] for name, key in names.items()} | {"samples": timing["samples"]}
 
 
 def main() -> None:
@@ -128,8 +128,8 @@ def main() -> None:
         plan += [("training", batch, True) for batch in sizes] + [("inference", sizes[0], True)]
     else:
         plan += [("training", batch, False) for batch in sizes[1:]] + [("inference", sizes[0], False)]
-    named = {"size": size or "flickr8k_cpu", "precision": PRECISION}
-    result: dict[str, Any] = {"about": about("training", options) | named, "sections": []}
+    settings = {"size": size or "flickr8k_cpu", "precision": PRECISION}
+    result: dict[str, Any] = {"about": about("training", options) | settings, "sections": []}
     file = options.output / f"training_{device.type}_{PRECISION}.json"
 
     for index, (kind, batch, compiled) in enumerate(plan):

@@ -32,11 +32,11 @@ def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, 
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     timed: dict[str, list[dict[str, Any]]] = {kernel: [] for kernel in KERNELS}
 
-    def seen(kernel: str, blocks: Blocks, found: float | Exception) -> None:
+    def record(kernel: str, blocks: Blocks, found: float | Exception) -> None:
         outcome = {"why": reason(found)} if isinstance(found, Exception) else {"ms": found}
         timed[kernel].append(asdict(blocks) | outcome)
 
-    choice = tuning.search(problem, inputs.q, inputs.v, seen)
+    choice = tuning.search(problem, inputs.q, inputs.v, record)
     table = table_plan(problem, shared)
     if choice is None:
         return {"why": "no candidate of some kernel runs", "candidates": timed}
@@ -71,32 +71,32 @@ def main() -> None:
         print("nothing to tune: the fused kernels run on a GPU")
         return
     device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    named = SHAPES["cuda"] | {f"curve, N = {shape.tokens}": shape for shape in CURVE["cuda"]}
+    shapes = SHAPES["cuda"] | {f"curve, N = {shape.tokens}": shape for shape in CURVE["cuda"]}
     if options.tokens:
-        named = {key: shape for n in options.tokens for key, shape in named.items() if shape.tokens == n}
+        shapes = {key: shape for n in options.tokens for key, shape in shapes.items() if shape.tokens == n}
     result: dict[str, Any] = {"about": about("tuning", options), "shapes": {}, "not_reached": []}
     file = options.output / "tuning_cuda.json"
     deadline = time.perf_counter() + options.seconds
     dtype = torch.bfloat16
     # lengths beyond 577 use the kernels of 577
     ahead = [shape for shape in SHAPES["cuda"].values() if shape.tokens <= 577]
-    jobs = [(shape, device, dtype, place) for place in range(MOST_CANDIDATES) for shape in ahead]
+    jobs = [(shape, device, dtype, index) for index in range(MOST_CANDIDATES) for shape in ahead]
     run_ahead(compile_candidates, jobs, options.workers, options.seconds / 2)
-    done = set()
-    for name, shape in named.items():
-        if (shape.tokens, shape.causal) in done:
+    tuned = set()
+    for name, shape in shapes.items():
+        if (shape.tokens, shape.causal) in tuned:
             continue
         if time.perf_counter() > deadline:
             result["not_reached"].append(name)
             continue
-        done.add((shape.tokens, shape.causal))
+        tuned.add((shape.tokens, shape.causal))
         try:
-            found = search(shape, device, dtype)
+            outcome = search(shape, device, dtype)
         except Exception as error:  # still tune the other shapes
-            found = {"why": reason(error)}
-        result["shapes"][name] = found
+            outcome = {"why": reason(error)}
+        result["shapes"][name] = outcome
         write_json(file, result)
-        print(f"{name}: {found.get('why') or found['choice']}", flush=True)
+        print(f"{name}: {outcome.get('why') or outcome['choice']}", flush=True)
     write_json(file, result)
     print(f"written to {file}", flush=True)
 

@@ -233,21 +233,21 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """Combine `architecture`, fields of `CLIPConfig` with sizes only, with the attention of a variant or ablation."""
     if variant not in VARIANTS and variant not in ABLATIONS:
         raise unknown("model", variant, [*VARIANTS, *ABLATIONS])
-    given = {"lambda_init", "differential"} & architecture.keys()
-    fields = _decided_by(variant)
+    conflicts = {"lambda_init", "differential"} & architecture.keys()
+    fields = _variant_fields(variant)
     for tower in ("vision", "text"):
         sizes = architecture.get(tower, {})
         if not isinstance(sizes, dict):
             raise InputError(f"architecture.{tower} is {sizes!r}: it must map sizes such as width, layers")
-        given |= {"attention", "registers"} & sizes.keys()
+        conflicts |= {"attention", "registers"} & sizes.keys()
         fields[tower] |= sizes
-    if given:
-        decided = ", ".join(sorted(given))
-        raise InputError(f"architecture has {decided}: the model {variant} decides that, leave it out")
+    if conflicts:
+        names = ", ".join(sorted(conflicts))
+        raise InputError(f"architecture has {names}: the model {variant} decides that, leave it out")
     return parse_config(architecture | fields, f"model {variant}")
 
 
-def _decided_by(variant: str) -> dict[str, Any]:
+def _variant_fields(variant: str) -> dict[str, Any]:
     """Return the fields of `CLIPConfig` that a variant or an ablation sets."""
     vision, text, lambda_init, registers = VARIANTS["DiffCLIP" if variant in ABLATIONS else variant]
     towers = {"vision": {"attention": vision, "registers": registers}, "text": {"attention": text}}
@@ -279,15 +279,15 @@ def resized(config: CLIPConfig, image_size: int) -> CLIPConfig:
 
 def explain(error: ValidationError) -> str:
     """Describe the errors of pydantic in one line: each field with its fault."""
-    parts = []
+    messages = []
     for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"])
+        field = ".".join(str(key) for key in fault["loc"])
         is_choice = fault["type"] == "literal_error"
         message = (
             f"choose {fault['ctx']['expected']}" if is_choice else fault["msg"].removeprefix("Value error, ")
         )
-        parts.append(f"{where}: {message}" if where else message)
-    return "; ".join(parts)
+        messages.append(f"{field}: {message}" if field else message)
+    return "; ".join(messages)
 
 
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
@@ -305,9 +305,9 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
 
 def variant_of(config: CLIPConfig) -> str:
     """Return the variant or ablation with the attentions, λ_init and parts of `config`; "custom" if there is none."""
-    wanted = _identity(config)
+    identity = _identity(config)
     for variant in (*VARIANTS, *ABLATIONS):
-        if _identity(CLIPConfig.model_validate(_decided_by(variant))) == wanted:
+        if _identity(CLIPConfig.model_validate(_variant_fields(variant))) == identity:
             return variant
     return "custom"
 
@@ -321,9 +321,9 @@ def _identity(config: CLIPConfig) -> tuple[Any, ...]:
 def name_of(config: CLIPConfig) -> str:
     """Return a name for tables and records: the variant or ablation, and the name of its size or the numbers."""
     variant, vision, text = variant_of(config), config.vision, config.text
-    own = ((vision.width, vision.layers, vision.heads), (text.width, text.layers, text.heads))
+    towers = ((vision.width, vision.layers, vision.heads), (text.width, text.layers, text.heads))
     sizes = {architecture: size for size, architecture in _SIZES.items()}
-    size = sizes.get((vision.patch_size, *own, config.embed_dim))
+    size = sizes.get((vision.patch_size, *towers, config.embed_dim))
     if variant != "custom" and size is not None:
         return f"{variant}-{size}"
     return (

@@ -89,8 +89,8 @@ def train_on_scenes(
     run: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None], changes: Sequence[str] = ()
 ) -> None:
     """Train `model` in the folder `run`, with `changes` to the recipe. Continue a stopped run; skip a finished one."""
-    places = {split: json.dumps(str(scenes / "captions" / split)) for split in ("train", "val")}
-    data = [f"data.{split}={place}" for split, place in places.items()]
+    paths = {split: json.dumps(str(scenes / "captions" / split)) for split in ("train", "val")}
+    data = [f"data.{split}={path}" for split, path in paths.items()]
     say(f"{run.name}: training in {run}")
     train(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data, *changes]), run, resume=True)
 

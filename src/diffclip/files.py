@@ -89,14 +89,14 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
         if _is_special(target):
             yield target
             return
-        place = Path(os.path.realpath(target))
+        destination = Path(os.path.realpath(target))
         # does not contain the target's name, which may have the greatest length of a name already
-        temporary = place.parent / f".{uuid.uuid4().hex[:8]}.tmp"
-        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = destination.parent / f".{uuid.uuid4().hex[:8]}.tmp"
+        destination.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             flush(temporary)
-            os.replace(temporary, place)
+            os.replace(temporary, destination)
         finally:
             if temporary.is_dir():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -120,7 +120,7 @@ def check_writable(target: str | Path) -> None:
 
 def check_not_input(output: Path, inputs: Iterable[Path]) -> None:
     """Raise `InputError` if the file `output` is one of the `inputs`, which it would replace."""
-    if output.exists() and any(one.exists() and output.samefile(one) for one in inputs):
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
         raise InputError(f"{output} is an input, which would be lost: give another name")
 
 

@@ -59,10 +59,10 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub i
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
-        kept = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+        names = ("revision", "cache_dir", "force_download", "local_files_only", "token")
         folder = Path(model_id)
         if not folder.is_dir():
-            folder = fetch(model_id, **{key: options[key] for key in kept})
+            folder = fetch(model_id, **{key: options[key] for key in names})
         return load(folder)[0]
 
     def generate_model_card(
@@ -94,15 +94,15 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub i
                 kind=name_of(model.config),
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 size=model.config.vision.image_size,
-                training=_training(recipe),
-                results=_results(records),
+                training=_format_training(recipe),
+                results=_format_results(records),
                 repo=repo_id,
                 license=license or "Not stated.",
             )
         )
 
 
-def _training(recipe: Mapping[str, Any] | None) -> str:
+def _format_training(recipe: Mapping[str, Any] | None) -> str:
     if recipe is None:
         return "Not stated."
     from diffclip.data.remote import shown
@@ -112,7 +112,7 @@ def _training(recipe: Mapping[str, Any] | None) -> str:
     return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
 
 
-def _results(records: Iterable[Record]) -> str:
+def _format_results(records: Iterable[Record]) -> str:
     rows = []
     for record in records:
         facts = [f"{fact} {value}" for fact in _FACTS if (value := getattr(record, fact)) is not None]
@@ -122,5 +122,5 @@ def _results(records: Iterable[Record]) -> str:
                 f"| {record.task} | {', '.join([record.dataset, record.split, *facts])} | {record.metric} | "
                 f"{record.value:.4f} | {interval} | {record.count} |"
             )
-    head = ["| task | dataset | metric | value | 95 % interval | items |", "| --- " * 6 + "|"]
-    return "\n".join(head + rows) if rows else "Not stated."
+    header = ["| task | dataset | metric | value | 95 % interval | items |", "| --- " * 6 + "|"]
+    return "\n".join(header + rows) if rows else "Not stated."

@@ -51,13 +51,13 @@ def initialise(named: Iterable[tuple[str, Tensor]], config: CLIPConfig, init: st
         )
         if name == "visual.pos_embed" and config.vision.registers:
             # the draw of a model without registers; the registers' positions have a seed of their own
-            last = 1 + config.vision.registers
-            plain = torch.cat([start[:, :1], start[:, last:]], dim=1)
+            first_patch = 1 + config.vision.registers
+            plain = torch.cat([start[:, :1], start[:, first_patch:]], dim=1)
             _draw(plain, name, config, init, _generator(seed, name))
             _draw(start, name, config, init, _generator(seed, "visual.reg_pos_embed"))
-            start[:, :1], start[:, last:] = plain[:, :1], plain[:, 1:]
+            start[:, :1], start[:, first_patch:] = plain[:, :1], plain[:, 1:]
         else:
-            _draw(start, name, config, init, _generator(seed, _drawn_as(name, config)))
+            _draw(start, name, config, init, _generator(seed, _seed_name(name, config)))
         parameter.copy_(start)
 
 
@@ -66,7 +66,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
 
 
-def _drawn_as(name: str, config: CLIPConfig) -> str:
+def _seed_name(name: str, config: CLIPConfig) -> str:
     """Return the name that seeds a parameter. Both λ products of an added map share names, so that λ is exactly 0."""
     tower = config.vision if name.startswith("visual.") else config.text
     if tower.attention == "differential-added":

@@ -81,11 +81,13 @@ class CLIP(nn.Module, HubModel):
     def lambdas(self) -> dict[str, Tensor]:
         """Return λ of each layer, learned or fixed, by tower, as detached float32 [layers]. The shape is [0] for layers
         without a λ of their own: plain layers, and those of V2, whose λ depends on the token."""
-        found = {}
+        lambdas = {}
         for tower, layers in self.attention_layers().items():
-            own = [layer.current_lambda().detach() for layer in layers if isinstance(layer, LambdaAttention)]
-            found[tower] = torch.stack(own) if own else torch.empty(0, device=self.logit_scale.device)
-        return found
+            values = [
+                layer.current_lambda().detach() for layer in layers if isinstance(layer, LambdaAttention)
+            ]
+            lambdas[tower] = torch.stack(values) if values else torch.empty(0, device=self.logit_scale.device)
+        return lambdas
 
     def set_attention_backend(self, name: str) -> None:
         """Use backend `name` in every layer; raise `InputError` for an unknown one."""

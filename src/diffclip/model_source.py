@@ -84,7 +84,7 @@ def load(
         return prepared(read_foreign(str(source)), image_size)
     path = locate(source)
     weights = read_weights(path)
-    loaded = CLIP.unfilled(_config(weights, path, model))
+    loaded = CLIP.unfilled(_resolve_config(weights, path, model))
     put_weights(loaded, weights, path)
     return prepared(loaded, image_size)
 
@@ -106,7 +106,7 @@ def read_config(source: str | Path) -> CLIPConfig:
     from diffclip.weights import read_weights
 
     path = locate(source)
-    return _config(read_weights(path), path, None)
+    return _resolve_config(read_weights(path), path, None)
 
 
 def locate(source: str | Path, cache_dir: str | None = None) -> Path:
@@ -134,7 +134,7 @@ def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
     return Path(snapshot_download(repository, revision=revision, allow_patterns=files, **options))
 
 
-def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
+def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
     from diffclip.config import name_of, named_config, resized
     from diffclip.published import infer_config
 
@@ -145,12 +145,12 @@ def _config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
         return saved
     if model is None:
         return infer_config(weights.state)
-    named, positions = named_config(model), weights.state.get("visual.pos_embed")
+    config, positions = named_config(model), weights.state.get("visual.pos_embed")
     if positions is None or positions.ndim != 3:
-        return named
+        return config
     # the name does not tell the image size of the training; the position embeddings do
-    grid = math.isqrt(max(positions.shape[1] - 1 - named.vision.registers, 0))
-    return resized(named, grid * named.vision.patch_size) if grid else named
+    grid = math.isqrt(max(positions.shape[1] - 1 - config.vision.registers, 0))
+    return resized(config, grid * config.vision.patch_size) if grid else config
 
 
 def load_for_use(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
@@ -176,13 +176,13 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
         print(
             f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
         )
-        path, read = RANDOM, prepared(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
+        path, loaded = RANDOM, prepared(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
     else:
         checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
-        read = load(checkpoint if in_run else path, model=model_name, image_size=image_size)
-        facts = _facts(checkpoint) if in_run else {}
-    return Loaded(*read, weights=path, **({"label": name_of(read[0].config)} | facts))
+        loaded = load(checkpoint if in_run else path, model=model_name, image_size=image_size)
+        facts = _read_facts(checkpoint) if in_run else {}
+    return Loaded(*loaded, weights=path, **({"label": name_of(loaded[0].config)} | facts))
 
 
 def runs_in(source: str) -> list[str]:
@@ -221,7 +221,7 @@ def recipe_of(run: Path) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def _facts(checkpoint: Path) -> dict[str, Any]:
+def _read_facts(checkpoint: Path) -> dict[str, Any]:
     """Return label, recipe, seed, init, data (the training set) and steps of the run that wrote `checkpoint`."""
     run = checkpoint.parent.parent
     facts: dict[str, Any] = {"recipe": (recipe := recipe_of(run)), "steps": None}
@@ -233,10 +233,10 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
     train = data.get("train") if isinstance(data, dict) else None
     while isinstance(train, list | dict):  # the first of several sources
         train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
-    text = str(train or "")
-    if "://" in text:  # leave out credentials and the query
-        text = re.sub(r"^.*?://([^/]*@)?", "", text).partition("?")[0]
-    folders = [part for part in Path(text).parts if part not in ("train", "/") and not part.endswith(".tar")]
+    path = str(train or "")
+    if "://" in path:  # leave out credentials and the query
+        path = re.sub(r"^.*?://([^/]*@)?", "", path).partition("?")[0]
+    folders = [part for part in Path(path).parts if part not in ("train", "/") and not part.endswith(".tar")]
     return facts | {
         "label": re.sub(r"-s\d+$", "", run.name),
         "seed": recipe.get("seed"),

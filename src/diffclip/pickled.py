@@ -22,7 +22,7 @@ import torch
 from diffclip.errors import InputError, explained
 
 
-def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+def _allowed_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     scalar = np._core.multiarray.scalar  # type: ignore[attr-defined]
     dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdU"}
     return [
@@ -43,7 +43,7 @@ def read_pickle(path: Path) -> Any:
     """Read the contents of a file written by `torch.save`, tensors on the CPU."""
     with (
         explained(f"{path} cannot be read", "it may be cut short, fetch it again"),
-        torch.serialization.safe_globals(_allowed()),
+        torch.serialization.safe_globals(_allowed_globals()),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # torch warns about objects that it then refuses
@@ -55,9 +55,9 @@ def read_pickle(path: Path) -> Any:
                     raise
                 return torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, KeyError) as error:  # a text file has unknown opcodes
-            asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-            if asked:
+            match = re.search(r"GLOBAL ([\w.]+)", str(error))
+            if match:
                 raise InputError(
-                    f"{path} wants to run {asked.group(1)}: refused, ask its author for safetensors"
+                    f"{path} wants to run {match.group(1)}: refused, ask its author for safetensors"
                 ) from None
             raise InputError(f"{path} is not a file of torch.save, or is damaged: fetch it again") from None

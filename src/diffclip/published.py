@@ -38,21 +38,21 @@ def is_published(state: State) -> bool:
 
 def from_published(state: State) -> dict[str, Tensor]:
     """Convert published names to ours; other names stay, so that the strict check reports them."""
-    ours: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if match := _SPLIT.match(name):
             prefix, kind = match.groups()
-            parts = [state.get(f"{prefix}{part}_proj.{kind}") for part in "qkv"]
-            whole = [part for part in parts if part is not None and part.ndim]
-            if len(whole) < 3 or len({part.shape[1:] for part in whole}) > 1:
-                ours[name] = tensor
-            elif f"{prefix}qkv.{kind}" not in ours:
-                ours[f"{prefix}qkv.{kind}"] = torch.cat(whole)
+            parts = [state.get(f"{prefix}{letter}_proj.{kind}") for letter in "qkv"]
+            present = [part for part in parts if part is not None and part.ndim]
+            if len(present) < 3 or len({part.shape[1:] for part in present}) > 1:
+                converted[name] = tensor
+            elif f"{prefix}qkv.{kind}" not in converted:
+                converted[f"{prefix}qkv.{kind}"] = torch.cat(present)
         elif name.endswith((".attn.in_proj_weight", ".attn.in_proj_bias")):
-            ours[name.replace(".in_proj_", ".qkv.")] = tensor
+            converted[name.replace(".in_proj_", ".qkv.")] = tensor
         else:
-            ours[name.replace(".attn.proj.", ".attn.out_proj.")] = tensor
-    return ours
+            converted[name.replace(".attn.proj.", ".attn.out_proj.")] = tensor
+    return converted
 
 
 def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
@@ -67,8 +67,8 @@ def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
         vision = name.startswith("visual.")
         differential = (config.vision if vision else config.text).attention == "differential"
         if ".attn.qkv." in name and differential:
-            for part, piece in zip("qkv", tensor.chunk(3), strict=True):
-                published[name.replace(".qkv.", f".{part}_proj.")] = piece.clone()
+            for letter, piece in zip("qkv", tensor.chunk(3), strict=True):
+                published[name.replace(".qkv.", f".{letter}_proj.")] = piece.clone()
         elif ".attn.qkv." in name and not vision:
             published[name.replace(".attn.qkv.", ".attn.in_proj_")] = tensor
         elif ".attn.out_proj." in name and vision and not differential:
@@ -89,9 +89,9 @@ def infer_config(state: State) -> CLIPConfig:
         grid = math.isqrt(state["visual.pos_embed"].shape[1] - 1)
         vocab, text_width = state["token_embedding.weight"].shape
         towers: dict[str, dict[str, Any]] = {
-            "vision": _tower(state, "visual.blocks", "mlp.fc1", patch.shape[0])
+            "vision": _infer_tower(state, "visual.blocks", "mlp.fc1", patch.shape[0])
             | {"image_size": grid * patch.shape[-1], "patch_size": patch.shape[-1]},
-            "text": _tower(state, "transformer.resblocks", "mlp.c_fc", text_width)
+            "text": _infer_tower(state, "transformer.resblocks", "mlp.c_fc", text_width)
             | {"vocab_size": vocab, "context_length": state["positional_embedding"].shape[0]},
         }
         embed_dim = state["image_projection"].shape[1]
@@ -102,22 +102,24 @@ def infer_config(state: State) -> CLIPConfig:
     for key, tower in towers.items():
         if tower["heads"] is None:
             sizes = (tower["width"], tower["layers"])
-            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
-            tower["heads"] = next((one.heads for one in named if (one.width, one.layers) == sizes), None)
+            configs = (getattr(named_config(name), key) for name in MODEL_NAMES)
+            tower["heads"] = next(
+                (config.heads for config in configs if (config.width, config.layers) == sizes), None
+            )
         if tower["heads"] is None:
             raise InputError(f"the weights do not tell the heads of a plain {key} tower: name the model")
     if "visual.norm_pre.weight" in state or "visual.patch_embed.proj.bias" not in state:
         raise InputError("the weights do not tell the activation of a converted model: save it as a folder")
     added = "differential-added" in (tower["attention"] for tower in towers.values())
-    whole = {
+    fields = {
         "embed_dim": embed_dim,
         "logit_bias": "logit_bias" in state,
         "lambda_init": 0.0 if added else 0.8,
     }
-    return parse_config(whole | towers, "weights")
+    return parse_config(fields | towers, "weights")
 
 
-def _tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:
+def _infer_tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:
     indices = {int(name[len(blocks) + 1 :].split(".")[0]) for name in state if name.startswith(f"{blocks}.")}
     vector, projection = (
         state.get(f"{blocks}.0.attn.{name}") for name in ("lambda_q1", "lambda_proj.weight")

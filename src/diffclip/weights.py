@@ -63,20 +63,20 @@ def read_weights(path: str | Path) -> Weights:
     also have the configuration inside, so that they can be moved.
     """
     file = _find_weights(path)
-    inside: object
+    contents: object
     if file.suffix == ".safetensors":
         try:
             tensors: Mapping[str, Tensor] = load_file(file)
             with safe_open(file, "pt") as opened:
-                inside = opened.metadata()
+                contents = opened.metadata()
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file} is not a whole safetensors file ({error}): fetch it again") from None
     else:
-        inside = read_pickle(file)
-        tensors = _state_of(inside, file)
+        contents = read_pickle(file)
+        tensors = _state_of(contents, file)
     state = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     published = is_published(state)
-    return Weights(from_published(state) if published else state, published, _config_of(file, inside))
+    return Weights(from_published(state) if published else state, published, _config_of(file, contents))
 
 
 def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
@@ -95,15 +95,15 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
 
 def _config_of(file: Path, inside: object) -> CLIPConfig | None:
     """Return the configuration beside the weights, else the one `inside` their file."""
-    beside = file.with_name(CONFIG_FILE)
-    if file.name == WEIGHTS_FILE and beside.is_file():
-        return _parse(beside.read_bytes(), beside)
+    config_file = file.with_name(CONFIG_FILE)
+    if file.name == WEIGHTS_FILE and config_file.is_file():
+        return _parse(config_file.read_bytes(), config_file)
     if not isinstance(inside, Mapping):
         return None
     # open_clip's trainer keeps it in the metadata of the state dict
-    notes = getattr(inside.get("state_dict", inside), "_metadata", None)
-    places = [inside, *(notes.values() if isinstance(notes, Mapping) else ())]
-    texts = (place.get(CONFIG_KEY) for place in places if isinstance(place, Mapping))
+    metadata = getattr(inside.get("state_dict", inside), "_metadata", None)
+    candidates = [inside, *(metadata.values() if isinstance(metadata, Mapping) else ())]
+    texts = (candidate.get(CONFIG_KEY) for candidate in candidates if isinstance(candidate, Mapping))
     text = next((text for text in texts if isinstance(text, str)), None)
     return None if text is None else _parse(text, file)
 
@@ -151,16 +151,18 @@ def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None
     """Raise `InputError` if the weights' saved configuration differs in a setting that shapes do not show."""
 
     def facts(of: CLIPConfig) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for tower in ("vision", "text"):
             sizes = getattr(of, tower)
-            told |= {f"{tower} {key}": getattr(sizes, key) for key in ("attention", "heads", "activation")}
+            fields |= {f"{tower} {key}": getattr(sizes, key) for key in ("attention", "heads", "activation")}
         if "differential" in (config.vision.attention, config.text.attention):
-            told |= {"lambda_init": of.lambda_init, **dict(of.differential)}
-        return told
+            fields |= {"lambda_init": of.lambda_init, **dict(of.differential)}
+        return fields
 
-    wanted = facts(ours)
-    differing = [f"{key} {own} for {wanted[key]}" for key, own in facts(config).items() if own != wanted[key]]
+    expected = facts(ours)
+    differing = [
+        f"{key} {value} for {expected[key]}" for key, value in facts(config).items() if value != expected[key]
+    ]
     if differing:
         raise InputError(
             f"{source} holds weights for another model than {name_of(ours)}: {'; '.join(differing)}; "
@@ -170,15 +172,15 @@ def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None
 
 def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> None:
     """Raise `InputError` unless names and shapes of `state` are exactly those of `model`."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    actual = {name: tuple(tensor.shape) for name, tensor in state.items()}
     faults = {
-        "missing": sorted(wanted.keys() - given.keys()),
-        "extra": sorted(given.keys() - wanted.keys()),
+        "missing": sorted(expected.keys() - actual.keys()),
+        "extra": sorted(actual.keys() - expected.keys()),
         "of another shape": sorted(
-            f"{name} {list(given[name])} for {list(wanted[name])}"
-            for name in wanted.keys() & given.keys()
-            if wanted[name] != given[name]
+            f"{name} {list(actual[name])} for {list(expected[name])}"
+            for name in expected.keys() & actual.keys()
+            if expected[name] != actual[name]
         ),
     }
     if not any(faults.values()):
@@ -203,12 +205,12 @@ def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | 
 
     `state` is the model's state dict if it has been gathered from several processes. A disk error raises `InputError`.
     """
-    plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
-    state = plain.state_dict() if state is None else state
+    unwrapped: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
+    state = unwrapped.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with write_atomically(Path(folder) / WEIGHTS_FILE) as temporary:
-        save_tensors(state, temporary, {CONFIG_KEY: plain.config.model_dump_json()})
-    write_text(Path(folder) / CONFIG_FILE, plain.config.model_dump_json(indent=2) + "\n")
+        save_tensors(state, temporary, {CONFIG_KEY: unwrapped.config.model_dump_json()})
+    write_text(Path(folder) / CONFIG_FILE, unwrapped.config.model_dump_json(indent=2) + "\n")
 
 
 def save_published(model: CLIP, file: str | Path) -> None:
@@ -217,11 +219,11 @@ def save_published(model: CLIP, file: str | Path) -> None:
     The file also holds the configuration as JSON text, so that nothing is lost when it is read again; other readers
     ignore it. A disk error raises `InputError`.
     """
-    plain: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
-    state = to_published(plain.state_dict(), plain.config)
+    unwrapped: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
+    state = to_published(unwrapped.state_dict(), unwrapped.config)
     contents = {
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},
-        CONFIG_KEY: plain.config.model_dump_json(),
+        CONFIG_KEY: unwrapped.config.model_dump_json(),
     }
     # if writing fails, torch leaves a file open that it opened itself; `with` closes ours
     with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:

@@ -44,18 +44,18 @@ def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> 
 def _shares(v: Tensor) -> list[_Share]:
     """Divide the work for v [B, H, N, e] into at least two shares per thread, if there are enough blocks."""
     batch, heads, tokens, _ = v.shape
-    together = max(1, min(heads, _BLOCK_ELEMENTS // (tokens * min(tokens, 128))))
-    while heads % together:
-        together -= 1
-    rows = max(1, min(tokens, _BLOCK_ELEMENTS // (together * tokens)))
+    group_size = max(1, min(heads, _BLOCK_ELEMENTS // (tokens * min(tokens, 128))))
+    while heads % group_size:
+        group_size -= 1
+    rows = max(1, min(tokens, _BLOCK_ELEMENTS // (group_size * tokens)))
     rows = -(-tokens // -(-tokens // rows))  # blocks of similar size
     blocks = [slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows)]
-    groups = batch * heads // together
+    groups = batch * heads // group_size
     parts = min(len(blocks), -(-2 * torch.get_num_threads() // groups)) if groups else 1
     return [
-        _Share(b, h, h + together, blocks[part::parts], part)
+        _Share(b, h, h + group_size, blocks[part::parts], part)
         for b in range(batch)
-        for h in range(0, heads, together)
+        for h in range(0, heads, group_size)
         for part in range(parts)
     ]
 
@@ -79,8 +79,8 @@ class _Heads:
         self.pairs = [(share.sample, slice(2 * share.first + i, 2 * share.end, 2)) for i in (0, 1)]
         self.values = (share.sample, slice(share.first, share.end))
         self.q = [q[pair] for pair in self.pairs]
-        for pair, into in zip(self.pairs, self.k, strict=True):
-            torch.mul(k[pair], q.shape[-1] ** -0.5, out=into)
+        for pair, buffer in zip(self.pairs, self.k, strict=True):
+            torch.mul(k[pair], q.shape[-1] ** -0.5, out=buffer)
         self.v.copy_(v[self.values])
         self.lam = lam[self.values]
 
@@ -89,11 +89,11 @@ class _Heads:
         size = (len(self.v), rows.stop - rows.start, keys)
         first, second = (buffer[: size[0] * size[1] * size[2]].view(size) for buffer in self.scratch[:2])
         for q, k, a in zip(self.q, self.k, (first, second), strict=True):
-            s = _product(q[:, rows], k[:, :keys].mT, a)
+            scores = _product(q[:, rows], k[:, :keys].mT, a)
             if causal:  # keys past a row are only in the last square of the block
                 future = torch.ones(size[1], size[1], dtype=torch.bool, device=q.device).triu(1)
-                s[..., rows.start :].masked_fill_(future, float("-inf"))
-            torch.softmax(s, dim=-1, out=a)
+                scores[..., rows.start :].masked_fill_(future, float("-inf"))
+            torch.softmax(scores, dim=-1, out=a)
         return first, second
 
 
@@ -130,8 +130,8 @@ def _share_out(shares: list[_Share], work: Callable[[Iterator[_Share]], None]) -
             work(waiting)
 
     pool = _pool(os.getpid(), torch.get_num_threads())
-    for done in [pool.submit(run) for _ in range(threads)]:
-        done.result()
+    for future in [pool.submit(run) for _ in range(threads)]:
+        future.result()
 
 
 @torch.library.custom_op("diffclip::blocked_attention", mutates_args=())
@@ -179,19 +179,19 @@ def _backward_of(
                 lam_rows, grad_rows = group.lam[:, rows], grad[group.values][:, rows]
                 torch.addcmul(first, lam_rows, second, value=-1, out=spare)
                 _add(dv[:, :keys], spare.mT, grad_rows)
-                through = _product(grad_rows, group.v[:, :keys].mT, spare)
-                for which, (a, factor) in enumerate(((first, None), (second, -lam_rows))):
+                grad_map = _product(grad_rows, group.v[:, :keys].mT, spare)
+                for index, (a, factor) in enumerate(((first, None), (second, -lam_rows))):
                     if factor is not None:
-                        torch.mul(second, through, out=first)
+                        torch.mul(second, grad_map, out=first)
                         dlam[group.values][:, rows] = -first.sum(-1, keepdim=True)
                     # in place is safe: each row of the map is read before it is written
-                    torch._softmax_backward_data(through, a, -1, lam.dtype, grad_input=a)
-                    to_q = torch.bmm(a.to(q.dtype), group.k[which][:, :keys])
-                    q_rows = group.q[which][:, rows]
+                    torch._softmax_backward_data(grad_map, a, -1, lam.dtype, grad_input=a)
+                    to_q = torch.bmm(a.to(q.dtype), group.k[index][:, :keys])
+                    q_rows = group.q[index][:, rows]
                     if factor is not None:  # λ scales rows: cheaper on a query than on its row of the map
                         to_q, q_rows = to_q * factor, (q_rows * factor).to(q.dtype)
-                    dq[group.pairs[which]][:, rows] = to_q.to(q.dtype)
-                    _add(dk[which][:, :keys], a.mT, q_rows, scale)
+                    dq[group.pairs[index]][:, rows] = to_q.to(q.dtype)
+                    _add(dk[index][:, :keys], a.mT, q_rows, scale)
 
     _share_out(shares, work)
     dk, dv = (functools.reduce(Tensor.add_, sums) for sums in (dks, dvs))

@@ -49,8 +49,8 @@ def softmax_attention(
     if dropout_p > 0:
         return eager.softmax(q, k, v, causal, dropout_p)
     if backend == "auto":
-        short = q.device.type == "cpu" and q.shape[-2] <= _CPU_PLAIN_EAGER_UP_TO_TOKENS.get(q.dtype, 0)
-        backend = "eager" if short else "sdpa"
+        is_short = q.device.type == "cpu" and q.shape[-2] <= _CPU_PLAIN_EAGER_UP_TO_TOKENS.get(q.dtype, 0)
+        backend = "eager" if is_short else "sdpa"
     out: Tensor = BACKENDS[backend].softmax(q, k, v, causal)
     return out
 
@@ -150,9 +150,9 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
         return "triton" if q.dtype != torch.float32 and fused.unfusable(q, v) is None else "sdpa"
     if backend == "triton":
         # ask only if needed: the first call of `unfusable` launches a kernel
-        unfusable = "attention dropout needs the maps" if dropout_p > 0 else fused.unfusable(q, v)
-        if unfusable is not None:
-            say_once(f'attention backend "triton" is not used, "eager" takes its place: {unfusable}')
+        reason = "attention dropout needs the maps" if dropout_p > 0 else fused.unfusable(q, v)
+        if reason is not None:
+            say_once(f'attention backend "triton" is not used, "eager" takes its place: {reason}')
             return "eager"
     return backend
 

@@ -155,9 +155,9 @@ class LambdaAttention(SelfAttention):
 
         def vectors() -> dict[str, nn.Parameter]:
             # compare parts of names: a parametrization puts the vectors into submodules
-            named = self.named_parameters()
+            pairs = self.named_parameters()
             return {
-                name: value for name, value in named if not set(LAMBDA_VECTORS).isdisjoint(name.split("."))
+                name: value for name, value in pairs if not set(LAMBDA_VECTORS).isdisjoint(name.split("."))
             }
 
         before = {name: parameter.data for name, parameter in vectors().items()}
@@ -231,10 +231,10 @@ class DifferentialAttention(LambdaAttention):
         if self.backend == "triton":
             say_once('attention backend "triton" never makes the maps: they come from "eager"')
         q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
-        both = eager.softmax_maps(q, k, causal)
-        maps = AttentionMaps(both[:, 0::2], both[:, 1::2], self.current_lambda(), q, k)
+        head_maps = eager.softmax_maps(q, k, causal)
+        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], self.current_lambda(), q, k)
         heads = maps.combined.to(v.dtype) @ v
-        return self._finish(heads, both.dtype, detach_norm), maps
+        return self._finish(heads, head_maps.dtype, detach_norm), maps
 
     def own_values(self, x: Tensor) -> Tensor:
         v = by_head(super().own_values(x), self.num_heads // 2)
@@ -242,12 +242,12 @@ class DifferentialAttention(LambdaAttention):
 
     def _finish(self, heads: Tensor, dtype: torch.dtype, detach_norm: bool = False) -> Tensor:
         """Apply norm and factor to heads [B, H, N, e], in `dtype`; return [B, N, C], side by side, in their dtype."""
-        done, weight = heads.to(dtype), self.norm_weight
+        outputs, weight = heads.to(dtype), self.norm_weight
         if detach_norm and weight is not None:
-            mean_square = done.detach().square().mean(-1, keepdim=True)
-            done, weight = done * torch.rsqrt(mean_square + HEAD_NORM_EPS) * weight.to(dtype), None
-        done = finish_heads(done, dtype, weight, HEAD_NORM_EPS, self.out_scale)
-        return done.to(heads.dtype).transpose(1, 2).flatten(2)
+            mean_square = outputs.detach().square().mean(-1, keepdim=True)
+            outputs, weight = outputs * torch.rsqrt(mean_square + HEAD_NORM_EPS) * weight.to(dtype), None
+        outputs = finish_heads(outputs, dtype, weight, HEAD_NORM_EPS, self.out_scale)
+        return outputs.to(heads.dtype).transpose(1, 2).flatten(2)
 
 
 class HeadNorm(nn.Module):

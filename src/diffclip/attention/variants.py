@@ -50,8 +50,8 @@ class PairedAttention(SelfAttention):
         if self.backend == "triton":
             say_once('attention backend "triton" never makes the maps: they come from "eager"')
         q, k, v, lam = self.project(x)
-        both = eager.softmax_maps(q, k, causal)
-        maps = AttentionMaps(both[:, 0::2], both[:, 1::2], per_head(lam, v), q, k)
+        head_maps = eager.softmax_maps(q, k, causal)
+        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], per_head(lam, v), q, k)
         return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps
 
     def _paired(self, first: Tensor, second: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ SHAPES = {
 }
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 _MOST_ROUNDS = 500
-_AS_GOOD = 1.05  # "auto" is advised unless another backend is faster by more than the noise
+_NOISE_FACTOR = 1.05  # "auto" is advised unless another backend is faster by more than the noise
 
 Rows = dict[str, dict[str, Any]]
 
@@ -61,7 +61,7 @@ def measure(
         An operator that cannot run has only `why`.
     """
     started = time.perf_counter()
-    sets = [make_inputs(shape, device, dtype, seed) for seed in range(_sets(shape, device, dtype))]
+    sets = [make_inputs(shape, device, dtype, seed) for seed in range(_count_sets(shape, device, dtype))]
     rows: Rows = {}
     samplers: dict[str, Sampler] = {}
     for name, operator in operators(device).items():
@@ -78,8 +78,8 @@ def measure(
         if why is not None:
             _drop(name, why, rows, samplers)
         tell()
-    left = None if seconds is None else max(0.0, seconds - (time.perf_counter() - started))
-    samples, failures = take_turns(samplers, rounds, left, tell)
+    remaining = None if seconds is None else max(0.0, seconds - (time.perf_counter() - started))
+    samples, failures = take_turns(samplers, rounds, remaining, tell)
     for key, why in failures.items():
         _drop(key.split(" ", 1)[1], why, rows, samplers)
     for name, row in rows.items():
@@ -96,18 +96,18 @@ def _prepare(
     """Make a sampler of one operator, forward alone or with backward, and measure its memory."""
     run = operator.forward_and_backward if kind == "both" else torch.no_grad()(operator.forward)
     calls = [functools.partial(run, inputs) for inputs in sets]
-    facts: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
     if device.type == "cuda":
         calls[0]()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         calls[0]()
-        facts["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
-    return make_sampler(calls, device), facts
+        memory["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+    return make_sampler(calls, device), memory
 
 
-def _sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
+def _count_sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
     """Count the input sets to use: on a GPU they exceed its cache several times, so that its memory is measured."""
     if device.type != "cuda":
         return 1  # a layer in a model has its inputs in the cache too
@@ -150,8 +150,8 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
     return {
         "about": about | {"dtype": str(dtype).removeprefix("torch.")},
         "towers": {
-            tower: {"shape": asdict(shapes[tower]), "auto": auto[tower], "rows": own}
-            for tower, own in rows.items()
+            tower: {"shape": asdict(shapes[tower]), "auto": auto[tower], "rows": times}
+            for tower, times in rows.items()
         },
         "attention_backend": backend,
         "advice": line,
@@ -167,16 +167,16 @@ def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:
     """
 
     def mean(name: str) -> float:
-        return math.prod(_time(own, f"differential {name}") for own in rows.values()) ** (1 / len(rows))
+        return math.prod(_time(times, f"differential {name}") for times in rows.values()) ** (1 / len(rows))
 
     best = min(BACKENDS, key=mean)
-    backend = "auto" if mean("auto") <= mean(best) * _AS_GOOD else best
-    parts = []
-    for tower, own in rows.items():
-        ratio = _time(own, TIMM) / _time(own, f"differential {backend}")
+    backend = "auto" if mean("auto") <= mean(best) * _NOISE_FACTOR else best
+    speeds = []
+    for tower, times in rows.items():
+        ratio = _time(times, TIMM) / _time(times, f"differential {backend}")
         name = f"{auto[tower]} for {tower}" if backend == "auto" else tower
-        parts.append(f"{name}, {ratio:.1f} times" if math.isfinite(ratio) else name)
-    line = f'use attention_backend="{backend}": ' + "; ".join(parts)
+        speeds.append(f"{name}, {ratio:.1f} times" if math.isfinite(ratio) else name)
+    line = f'use attention_backend="{backend}": ' + "; ".join(speeds)
     return backend, f"{line} the speed of timm's arrangement, forward and backward"
 
 

@@ -97,17 +97,17 @@ def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool)
 
 def operators(device: torch.device) -> dict[str, Operator]:
     """Return the operators by name. A GPU also has torch's flash and cuDNN kernels to compare with, and head norms."""
-    found = {PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True)}
+    table = {PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True)}
     if device.type == "cuda":
-        found[FLASH] = Operator(_forced(SDPBackend.FLASH_ATTENTION), plain=True)
-        found[CUDNN] = Operator(_forced(SDPBackend.CUDNN_ATTENTION), plain=True)
+        table[FLASH] = Operator(_force_kernel(SDPBackend.FLASH_ATTENTION), plain=True)
+        table[CUDNN] = Operator(_force_kernel(SDPBackend.CUDNN_ATTENTION), plain=True)
     for name in ("auto", *BACKENDS):
-        found[f"differential {name}"] = Operator(_differential(name, norm=False))
-    found[TIMM] = Operator(lambda x: timm_arrangement(x.q, x.k, x.v, x.lam, x.causal))
+        table[f"differential {name}"] = Operator(_differential(name, norm=False))
+    table[TIMM] = Operator(lambda x: timm_arrangement(x.q, x.k, x.v, x.lam, x.causal))
     if device.type == "cuda":
         for name in ("triton", "sdpa"):
-            found[f"differential {name}{NORM}"] = Operator(_differential(name, norm=True))
-    return found
+            table[f"differential {name}{NORM}"] = Operator(_differential(name, norm=True))
+    return table
 
 
 def why_not(name: str, inputs: Inputs) -> str | None:
@@ -117,13 +117,13 @@ def why_not(name: str, inputs: Inputs) -> str | None:
 
 def _differential(backend: str, norm: bool) -> Run:
     def run(x: Inputs) -> Tensor:
-        after = {"norm_weight": x.gain, "out_scale": 1.0 - LAMBDA_INIT} if norm else {}
-        return differential_attention(x.q, x.k, x.v, x.lam, x.causal, backend, **after)  # type: ignore[arg-type]
+        norm_options = {"norm_weight": x.gain, "out_scale": 1.0 - LAMBDA_INIT} if norm else {}
+        return differential_attention(x.q, x.k, x.v, x.lam, x.causal, backend, **norm_options)  # type: ignore[arg-type]
 
     return run
 
 
-def _forced(kernel: SDPBackend) -> Run:
+def _force_kernel(kernel: SDPBackend) -> Run:
     def run(x: Inputs) -> Tensor:
         with sdpa_kernel(kernel):
             return F.scaled_dot_product_attention(x.q, x.k, x.plain_v, is_causal=x.causal)

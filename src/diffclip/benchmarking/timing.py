@@ -27,26 +27,26 @@ def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = Tru
     On a GPU it replays a graph of the calls if `record` is set. Errors of the calls are not caught.
     """
     if device.type != "cuda":
-        _all(calls)
-        return functools.partial(_by_clock, calls)
+        _run_all(calls)
+        return functools.partial(_time_by_clock, calls)
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):  # compiles, and initializes libraries
-        _all([*calls, *calls])
+        _run_all([*calls, *calls])
     torch.cuda.synchronize(device)
-    run: Call = functools.partial(_all, calls)
+    run: Call = functools.partial(_run_all, calls)
     if record:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=stream):
-                _all(calls)
+                _run_all(calls)
             run = graph.replay
         except RuntimeError:  # some work waits for the host
             torch.cuda.synchronize(device)
             _side_stream.cache_clear()  # the failed recording may have left it unusable
-    once = _by_events(run, 1, device)
-    repeats = max(1, min(200, round(_SAMPLE_MS / max(once, 1e-3))))
-    return lambda: _by_events(run, repeats, device) / len(calls)
+    run_ms = _time_by_events(run, 1, device)
+    repeats = max(1, min(200, round(_SAMPLE_MS / max(run_ms, 1e-3))))
+    return lambda: _time_by_events(run, repeats, device) / len(calls)
 
 
 @functools.cache
@@ -55,18 +55,18 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _all(calls: Sequence[Call]) -> None:
+def _run_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call()
 
 
-def _by_clock(calls: Sequence[Call]) -> float:
+def _time_by_clock(calls: Sequence[Call]) -> float:
     started = time.perf_counter()
-    _all(calls)
+    _run_all(calls)
     return 1000 * (time.perf_counter() - started) / len(calls)
 
 
-def _by_events(run: Callable[[], object], repeats: int, device: torch.device) -> float:
+def _time_by_events(run: Callable[[], object], repeats: int, device: torch.device) -> float:
     """Return the milliseconds of one `run`. An untimed one goes first, so that the GPU never waits for the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):  # the events are on its stream
@@ -93,12 +93,12 @@ def take_turns(
     failures: dict[str, str] = {}
     started = time.perf_counter()
     for turn in range(rounds + 1):
-        late = seconds is not None and time.perf_counter() - started > seconds
-        if late and turn > _LEAST_ROUNDS:
+        is_late = seconds is not None and time.perf_counter() - started > seconds
+        if is_late and turn > _LEAST_ROUNDS:
             break
         for name in list(samples):
             try:
-                took = samplers[name]()
+                milliseconds = samplers[name]()
             except StoppedError:
                 raise
             except Exception as error:  # the other samplers go on
@@ -106,7 +106,7 @@ def take_turns(
                 del samples[name]
                 continue
             if turn:
-                samples[name].append(took)
+                samples[name].append(milliseconds)
         tell()
     return samples, failures
 

@@ -66,10 +66,10 @@ def attend(
     Arrays (.npz) hold the maps, scores and relevance of words as numbers.
     """
     require_group("report", "matplotlib")
-    texts = [one.strip() for one in text or []]
+    texts = [phrase.strip() for phrase in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')
-    view = View(method or "", layers, head, _place(patch)).resolved(texts)
+    view = View(method or "", layers, head, _parse_patch(patch)).resolved(texts)
     if len({os.path.realpath(source) for source in model}) < len(model):
         raise InputError("--model has a model twice: name each model once")
     for source in model:
@@ -92,34 +92,34 @@ def attend(
     from diffclip.report.attention import attend_figures, seen_by, write_figures
 
     loaded = _load(model, device)
-    seen: dict[str, list[Any]] = {label: [] for label in loaded}
+    views: dict[str, list[Any]] = {label: [] for label in loaded}
     read: list[Path] = []
     faults: list[Fault] = []
 
-    def shown(progress: Progress) -> Iterator[Image.Image]:
+    def readable_images(progress: Progress) -> Iterator[Image.Image]:
         for file, image in read_images(files, images, progress, faults):
             read.append(file)
-            for label, one in loaded.items() if drawn else ():
-                seen[label].append(seen_by(image, one))
+            for label, prepared in loaded.items() if drawn else ():
+                views[label].append(seen_by(image, prepared))
             yield image
 
     with showing_progress("attend", {"images": len(files)}) as progress:
-        found = attend_to(loaded, shown(progress), texts, view)
+        attended = attend_to(loaded, readable_images(progress), texts, view)
     with warnings.catch_warnings():
         # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         names = [path.name for path in read]
-        figures = attend_figures(found, seen, names, texts, view) if drawn else []
+        figures = attend_figures(attended, views, names, texts, view) if drawn else []
         written = write_figures(drawn, figures, len(names))
     for path in outputs:
         if path not in drawn:
-            written.append(write_arrays(path, found, list(map(str, read)), texts, view.method))
+            written.append(write_arrays(path, attended, list(map(str, read)), texts, view.method))
     for file in written:
         print(f"wrote {printable(str(file))}")
     say_skipped(f"{len(faults)} of {len(files)} images", faults)
 
 
-def _place(patch: str | None) -> tuple[int, int] | None:
+def _parse_patch(patch: str | None) -> tuple[int, int] | None:
     if patch is None:
         return None
     row, _, column = patch.partition(",")
@@ -132,9 +132,9 @@ def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
     """Load the models by label: the variants if all differ, else the last parts of the sources, else the sources."""
     from diffclip.config import variant_of
 
-    place = pick_device(device)
+    chosen_device = pick_device(device)
     loaded = [load_for_use(source) for source in sources]
-    variants = [variant_of(one.model.config) for one in loaded]
+    variants = [variant_of(bundle.model.config) for bundle in loaded]
     for labels in (
         variants,
         [printable(Path(source).name) for source in sources],
@@ -142,5 +142,5 @@ def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
     ):
         if len(set(labels)) == len(labels):
             break
-    each = ((one.model.to(place), one.preprocess, one.tokenizer) for one in loaded)
-    return dict(zip(labels, each, strict=True))
+    prepared = ((bundle.model.to(chosen_device), bundle.preprocess, bundle.tokenizer) for bundle in loaded)
+    return dict(zip(labels, prepared, strict=True))

@@ -31,31 +31,31 @@ def bench(
     The shapes are those of ViT-B/16: 197 tokens with 12 query heads, and 77 causal tokens with 8. Takes under two
     minutes.
     """
-    place = pick_device(device)
-    if place.type not in ("cpu", "cuda"):
+    chosen_device = pick_device(device)
+    if chosen_device.type not in ("cpu", "cuda"):
         raise InputError(f"device {device!r} cannot be measured: use cpu or cuda")
-    if place.type == "cuda":
+    if chosen_device.type == "cuda":
         import torch
 
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(chosen_device)
     if tune:
-        _tune(place)
+        _tune(chosen_device)
     from diffclip.benchmarking.attention import measure_backends
 
     with showing_progress("bench", {"seconds": round(seconds)}) as progress:
-        started, shown = time.perf_counter(), 0
+        started, reported = time.perf_counter(), 0
 
         def tell() -> None:
-            nonlocal shown
+            nonlocal reported
             passed = min(round(time.perf_counter() - started), round(seconds))
-            progress("seconds", passed - shown, None)
-            shown = passed
+            progress("seconds", passed - reported, None)
+            reported = passed
 
-        found = measure_backends(place, seconds, tell)
+        result = measure_backends(chosen_device, seconds, tell)
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(result, indent=1))
     else:
-        _show(found)
+        _show(result)
 
 
 def _tune(place: torch.device) -> None:

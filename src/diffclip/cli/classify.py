@@ -49,9 +49,9 @@ def classify(
     from diffclip.data.images import find_images
 
     files = find_images(images)
-    place = pick_device(device)
+    chosen_device = pick_device(device)
     loaded = load_for_use(model, model_name)
-    loaded.model.to(place)
+    loaded.model.to(chosen_device)
     faults: list[Fault] = []
     with showing_progress("classify", {"images": len(files)}) as progress:
         rows = _probabilities(loaded, read_images(files, images, progress, faults), names, template)
@@ -99,15 +99,15 @@ def _probabilities(
     classifier = build_classifier(loaded.model, loaded.tokenizer, names, [template], _BATCH)
     # prepare images one at a time: a batch of full-size photos would be gigabytes
     prepared = ((file, loaded.preprocess(image)) for file, image in images)
-    found: list[tuple[Path, list[float]]] = []
+    rows: list[tuple[Path, list[float]]] = []
     with evaluating(loaded.model):
         while batch := list(islice(prepared, _BATCH)):
             pixels = torch.stack([image for _, image in batch])
             logits = loaded.model.logit_scale.exp() * embed_images(loaded.model, pixels) @ classifier
             if not logits.isfinite().all():
                 raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
-            found += zip((file for file, _ in batch), logits.softmax(-1).tolist(), strict=True)
-    return found
+            rows += zip((file for file, _ in batch), logits.softmax(-1).tolist(), strict=True)
+    return rows
 
 
 def _show(results: list[dict[str, Any]]) -> None:

@@ -65,16 +65,16 @@ def say_skipped(what: str, faults: Sequence[Fault]) -> None:
     """Print on stderr that `what` was skipped, with the first few `faults`. Print nothing if there is no fault."""
     if not faults:
         return
-    named = "; ".join(printable(f"{fault.name}: {fault.reason}") for fault in faults[:_NAMED])
-    more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-    print(f"diffclip: skipped {what}: {named}{more}", file=sys.stderr)
+    details = "; ".join(printable(f"{fault.name}: {fault.reason}") for fault in faults[:_NAMED])
+    suffix = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+    print(f"diffclip: skipped {what}: {details}{suffix}", file=sys.stderr)
 
 
 def none_readable(faults: Sequence[Fault]) -> InputError:
     """Make the error for files that are all unreadable; it names the first one."""
-    others = len(faults) - 1
-    more = f"; the other {others} cannot be read either" if others else ""
-    return InputError(f"{printable(str(faults[0]))}{more}")
+    rest = len(faults) - 1
+    suffix = f"; the other {rest} cannot be read either" if rest else ""
+    return InputError(f"{printable(str(faults[0]))}{suffix}")
 
 
 def read_images(
@@ -84,12 +84,12 @@ def read_images(
     or no readable file at all, raises `InputError`."""
     from diffclip.data.images import read_image
 
-    given = set(named)
+    required = set(named)
     for file in files:
         try:
             image = read_image(file)
         except InputError as error:
-            if file in given:
+            if file in required:
                 raise
             faults.append(sample_fault(str(file), error))
         else:
@@ -104,7 +104,7 @@ def showing_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress
     """Yield a callback that shows a bar, followed by `title`, for each kind of item until the block ends. `totals` has
     the number of items of a kind, for a caller of the callback that does not know it."""
     if not sys.stderr.isatty():
-        yield _lines(title, totals)
+        yield _make_line_printer(title, totals)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -128,22 +128,22 @@ def showing_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress
         yield advance
 
 
-def _lines(title: str, totals: Mapping[str, int]) -> Progress:
+def _make_line_printer(title: str, totals: Mapping[str, int]) -> Progress:
     """Return a callback that prints a line every 15 seconds."""
-    called = told = time.monotonic()
+    called = printed = time.monotonic()
     counts: dict[str, int] = {}
     since: dict[str, float] = {}
 
     def advance(what: str, done: int, total: int | None) -> None:
-        nonlocal called, told
+        nonlocal called, printed
         counts[what] = counts.get(what, 0) + done
         total, now = total or totals.get(what), time.monotonic()
         since.setdefault(what, called)
         called = now
-        if total and counts[what] < total and now - told > _SECONDS_A_LINE:
-            told = now
-            left = (now - since[what]) * (total - counts[what]) / counts[what]
+        if total and counts[what] < total and now - printed > _SECONDS_A_LINE:
+            printed = now
+            remaining = (now - since[what]) * (total - counts[what]) / counts[what]
             share = 100 * counts[what] / total
-            print(f"{share:3.0f} %, {left:.0f} s left: {what}: {title}", file=sys.stderr, flush=True)
+            print(f"{share:3.0f} %, {remaining:.0f} s left: {what}: {title}", file=sys.stderr, flush=True)
 
     return advance

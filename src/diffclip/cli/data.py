@@ -82,19 +82,19 @@ def make_shards(
     from diffclip.data.make_shards import make_shards as make
 
     files = {"": captions} if captions else find_captions(source)
-    found = {split: read_captions(file) for split, file in files.items()}
-    for split, texts in found.items():
-        place = folder / split
-        with showing_progress(f"Writing {place.name}", {"images": len(texts)}) as advance:
-            made = make(source, place, texts, edge, workers or cores(), advance)
+    split_captions = {split: read_captions(file) for split, file in files.items()}
+    for split, texts in split_captions.items():
+        split_folder = folder / split
+        with showing_progress(f"Writing {split_folder.name}", {"images": len(texts)}) as advance:
+            summary = make(source, split_folder, texts, edge, workers or cores(), advance)
         typer.echo(
-            f"{made.samples:,} images with {made.captions:,} captions in {made.shards} "
-            f"shard{'s' * (made.shards != 1)} in {place}; {len(made.faults):,} left out"
+            f"{summary.samples:,} images with {summary.captions:,} captions in {summary.shards} "
+            f"shard{'s' * (summary.shards != 1)} in {split_folder}; {len(summary.faults):,} left out"
         )
-        say_skipped("images", made.faults)
-    if "" not in found:
+        say_skipped("images", summary.faults)
+    if "" not in split_captions:
         write_text(folder / "dataset_type.txt", "retrieval\n")
-    first = folder / next(iter(found))
+    first = folder / next(iter(split_captions))
     typer.echo(f"Next: diffclip data check {shlex.quote(str(first))}")
 
 
@@ -121,9 +121,9 @@ def download(
     for name in names:
         if name not in PUBLISHED and name not in CAPTION_SETS:
             raise unknown("published set", name, [*PUBLISHED, *CAPTION_SETS])
-    left = [name for name in dict.fromkeys(names) if not _fetch(name, root.expanduser())]
-    if left:
-        raise InputError(f"{', '.join(left)} must be fetched by hand, with the commands above")
+    unfetched = [name for name in dict.fromkeys(names) if not _fetch(name, root.expanduser())]
+    if unfetched:
+        raise InputError(f"{', '.join(unfetched)} must be fetched by hand, with the commands above")
 
 
 def _fetch(name: str, root: Path) -> bool:
@@ -131,16 +131,16 @@ def _fetch(name: str, root: Path) -> bool:
     if name in CAPTION_SETS:
         _fetch_captions(name, root / name)
         return True
-    entry, place = PUBLISHED[name], place_of(name, root)
-    if is_there(name, "test", place):
-        typer.echo(f"{name} is in {place} already.")
+    entry, folder = PUBLISHED[name], place_of(name, root)
+    if is_there(name, "test", folder):
+        typer.echo(f"{name} is in {folder} already.")
         return True
     typer.echo(f"{name}: {entry.title}, {entry.size}, from {entry.home}")
-    if how := by_hand(name, root):
-        typer.echo(f"By hand:\n  {how}")
+    if commands := by_hand(name, root):
+        typer.echo(f"By hand:\n  {commands}")
         if entry.reader == "captions":
-            small = Path(f"{place.parent}-80" if place.parent.name else "sets-80") / name
-            folders = shlex.join([str(place), str(small)])
+            small = Path(f"{folder.parent}-80" if folder.parent.name else "sets-80") / name
+            folders = shlex.join([str(folder), str(small)])
             typer.echo(f"Then, to train on it at 80 pixels: diffclip data make-shards {folders} --edge 80")
         return False
     typer.echo(f"{name} is in {fetch(name, root)}.")
@@ -205,17 +205,17 @@ def check(
 
     total = min(sample or corpus.samples, corpus.samples)
     with showing_progress("Reading", {"samples": total}) as advance:
-        found = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, None))
-    print_table(("", "value"), "ll", _rows(found))
-    unreadable = [*found.images_broken, *found.captions_broken]
-    for what, faults in (("Skipped", found.skipped), ("Unreadable", unreadable)):
+        result = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, None))
+    print_table(("", "value"), "ll", _rows(result))
+    unreadable = [*result.images_broken, *result.captions_broken]
+    for label, faults in (("Skipped", result.skipped), ("Unreadable", unreadable)):
         if faults:
-            more = f", the first {_NAMED} of {len(faults):,}" if len(faults) > _NAMED else ""
-            typer.echo(f"{what}{more}:")
+            suffix = f", the first {_NAMED} of {len(faults):,}" if len(faults) > _NAMED else ""
+            typer.echo(f"{label}{suffix}:")
         for fault in faults[:_NAMED]:
             typer.echo(f"  {printable(str(fault))}")
     if output is not None:
-        write_text(output, json.dumps(asdict(found), indent=1) + "\n")
+        write_text(output, json.dumps(asdict(result), indent=1) + "\n")
         typer.echo(f"wrote {output}")
 
 
@@ -230,9 +230,9 @@ def _rows(found: Check) -> list[tuple[str, str]]:
         ("can be trained on", _of(found.whole, found.read)),
         ("unreadable images", _of(len(found.images_broken), found.read)),
         ("unreadable captions", _of(len(found.captions_broken), found.read)),
-        ("shorter edge", f"{_middle(found.shorter_edge)} px; below {LEARNED_AT}: {_of(found.small, found.whole)}"),
+        ("shorter edge", f"{_spread(found.shorter_edge)} px; below {LEARNED_AT}: {_of(found.small, found.whole)}"),
         ("captions", f"{found.captions:,}, {found.captions / found.whole:.2g} per image"),
-        ("tokens", _middle(found.tokens)),
+        ("tokens", _spread(found.tokens)),
         (f"cut at {CONTEXT_LENGTH} tokens", _of(found.truncated, found.captions)),
         ("same pixels as another", _duplicates(found.exact, found.whole)),
         ("looks like another", _duplicates(found.near, found.whole)),
@@ -247,9 +247,9 @@ def _of(part: int, whole: int) -> str:
     return f"{part:,} ({100 * part / max(whole, 1):.3g} %)"
 
 
-def _middle(values: Spread) -> str:
-    shown = {name: f"{value:,.0f}" for name, value in values.items()}
+def _spread(values: Spread) -> str:
+    texts = {name: f"{value:,.0f}" for name, value in values.items()}
     return (
-        f"median {shown['median']}, 90 % within {shown['5 %']} to {shown['95 %']}, "
-        f"min {shown['min']}, max {shown['max']}"
+        f"median {texts['median']}, 90 % within {texts['5 %']} to {texts['95 %']}, "
+        f"min {texts['min']}, max {texts['max']}"
     )

@@ -117,12 +117,12 @@ def evaluate(
     if output is not None:
         check_writable(output)
     if suite is not None:
-        entries = _present(suite, entries, data_root, skip_missing)
+        entries = _select_present(suite, entries, data_root, skip_missing)
     results, sets, several = ResultsFile(output), Sets(data_root), len(entries) > 1
     if not several:
         sets.open(entries[0])  # report a wrong set before a model is loaded
-    place, alone = pick_device(device), suite is None and len(sources) == 1
-    done: list[Record] = []
+    chosen_device, alone = pick_device(device), suite is None and len(sources) == 1
+    records: list[Record] = []
     faults: dict[Fault, None] = {}
     failures: list[DiffCLIPError] = []
     tasks = 0
@@ -131,8 +131,8 @@ def evaluate(
         def progress(entry: Entry, items: int) -> Progress:
             return bar.enter_context(showing_progress(f"{loaded.label}: {entry}", {"images": items}))
 
-        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
-        how |= {"draws": range(seed, seed + seeds), "progress": progress}
+        options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
+        options |= {"draws": range(seed, seed + seeds), "progress": progress}
         for source in sources:
             try:
                 loaded = load_for_use(source, model_name, image_size)
@@ -143,17 +143,17 @@ def evaluate(
                 failures.append(error)
                 tasks += 1
                 continue
-            loaded.model.to(place)
-            for measured in run_entries(loaded, entries, results, sets, **how):
+            loaded.model.to(chosen_device)
+            for measured in run_entries(loaded, entries, results, sets, **options):
                 bar.close()
                 tasks += 1
-                done += measured.records
+                records += measured.records
                 faults |= dict.fromkeys(measured.faults)
                 if measured.error:
                     failures.append(measured.error)
                 if not alone:
-                    print(_line(loaded, measured), file=sys.stderr, flush=True)
-    _show(done, results, several, json_lines)
+                    print(_describe_entry(loaded, measured), file=sys.stderr, flush=True)
+    _show(records, results, several, json_lines)
     skipped = [fault for fault in faults if fault.kind != "note"]
     say_skipped(f"{len(skipped)} samples, shards or masks", skipped)
     for fault in faults:
@@ -163,8 +163,8 @@ def evaluate(
         raise failures[0]
     if failures:
         kind = InputError if all(isinstance(error, InputError) for error in failures) else DiffCLIPError
-        kept = f"; the other results are in {output}" if done and output else ""
-        raise kind(f"{len(failures)} of {tasks} tasks failed, see above{kept}")
+        hint = f"; the other results are in {output}" if records and output else ""
+        raise kind(f"{len(failures)} of {tasks} tasks failed, see above{hint}")
 
 
 def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_lines: bool) -> None:
@@ -176,15 +176,19 @@ def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_line
         print(to_lines(results.records), end="")
     elif done:
         models = {(record.model, record.weights) for record in done}
-        shown = [one for one in results.records if (one.model, one.weights) in models] if several else done
-        show_records(shown, results.outcomes, headlines_only=several)
+        chosen = (
+            [record for record in results.records if (record.model, record.weights) in models]
+            if several
+            else done
+        )
+        show_records(chosen, results.outcomes, headlines_only=several)
         if results.path is not None and several:
             page = results.path.with_name(f"{results.path.stem}-report.html")
             command = shlex.join(["diffclip", "report", str(results.path), "--output", str(page)])
             print(f"Tables and figures: {command}")
 
 
-def _line(loaded: Loaded, measured: Measured) -> str:
+def _describe_entry(loaded: Loaded, measured: Measured) -> str:
     """Describe one measured entry of a model in a line."""
     from diffclip.report.names import interval, is_share, metric_label, percent
 
@@ -193,11 +197,11 @@ def _line(loaded: Loaded, measured: Measured) -> str:
         return f"{name}: {measured.entry} FAILED: {measured.error}"
     row = measured.records[0].model_dump()
     share = is_share(row)
-    how = "kept from before" if measured.reused else f"{measured.seconds:.1f} s"
+    timing = "kept from before" if measured.reused else f"{measured.seconds:.1f} s"
     split = f", {row['split']} split" if row["split"] != "test" else ""
     draw = f", draw {measured.draw}" if measured.draw else ""
     value = f"{percent(row['value'], share)} [{interval(row['low'], row['high'], share)}]"
-    return f"{name}: {measured.entry}{split}{draw}: {metric_label(row)} {value} ({how})"
+    return f"{name}: {measured.entry}{split}{draw}: {metric_label(row)} {value} ({timing})"
 
 
 def _check(
@@ -223,7 +227,7 @@ def _check(
     if suite is None and data is None:
         names = ", ".join(get_args(SuiteName))
         raise InputError(f"give --data with a folder or the name of a set, or --suite with one of {names}")
-    if suite is not None and any(one is not None for one in (task, split, corrupt)):
+    if suite is not None and any(option is not None for option in (task, split, corrupt)):
         raise InputError(
             f"--suite {suite} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
         )
@@ -251,17 +255,17 @@ def _entries(
     return (replace(entry, corruption=change, severity=int(severity)),)
 
 
-def _present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
+def _select_present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
     """Select the entries of a suite whose sets are there; print size and download command of the missing sets."""
     from diffclip.errors import InputError
     from diffclip.evaluation.suite import missing_of
 
     missing = missing_of(entries, root)
-    left = tuple(entry for entry in entries if not missing_of([entry], root))
-    for dataset, how in missing.items():
-        print(f"diffclip: missing {dataset}, {how}", file=sys.stderr)
-    if missing and not (left and skip):
+    present = tuple(entry for entry in entries if not missing_of([entry], root))
+    for dataset, instructions in missing.items():
+        print(f"diffclip: missing {dataset}, {instructions}", file=sys.stderr)
+    if missing and not (present and skip):
         needed = f"suite {name} needs --data-root {root or 'FOLDER'} with {', '.join(missing)}"
-        way = ", or add --skip-missing to go on without" if left else ""
-        raise InputError(f"{needed}: run the commands printed above{way}")
-    return left
+        hint = ", or add --skip-missing to go on without" if present else ""
+        raise InputError(f"{needed}: run the commands printed above{hint}")
+    return present

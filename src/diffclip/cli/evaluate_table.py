@@ -36,37 +36,39 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
         measures = headlines(results.records)
     compared = compare(results, measures, contrasts_of(results)) if results.seeds > 1 else pd.DataFrame()
     table = values_table(results, measures, "", intervals=compared.empty).frame
-    told = ["Shares in %", *([f"mean over {results.seeds} seeds"] if results.seeds > 1 else [])]
-    told += ["with the 95 % interval over items"] if compared.empty else []
-    notes = [", ".join(told) + "."]
-    if others := plain["measure"].nunique() - len(measures):
-        notes.append(f"{others} more measures are in the results (diffclip report shows all).")
+    caption = ["Shares in %", *([f"mean over {results.seeds} seeds"] if results.seeds > 1 else [])]
+    caption += ["with the 95 % interval over items"] if compared.empty else []
+    notes = [", ".join(caption) + "."]
+    if hidden := plain["measure"].nunique() - len(measures):
+        notes.append(f"{hidden} more measures are in the results (diffclip report shows all).")
     if len(compared):
-        for model, own in compared.groupby("model", sort=False):
-            words = {row["measure"]: verdict_text(row) for _, row in own.iterrows()}
-            table[f"{model} is"] = [words.get(one, "") for one in measures]
+        for model, block in compared.groupby("model", sort=False):
+            verdicts = {row["measure"]: verdict_text(row) for _, row in block.iterrows()}
+            table[f"{model} is"] = [verdicts.get(measure, "") for measure in measures]
         notes.append("Verdicts: against CLIP over seeds, corrected (Holm).")
     elif len(results.models) > 1 and results.seeds < 2:
         notes.append(ONE_RUN)
-        kept = [outcomes.get(outcome_key(record)) for record in records]
-        if not headlines_only and (differences := _differences(results, kept)):
+        record_outcomes = [outcomes.get(outcome_key(record)) for record in records]
+        if not headlines_only and (differences := _differences(results, record_outcomes)):
             table["difference"] = [differences.get(measure, "") for measure in measures]
             notes.append("Difference: of these two trained weights over items, with its 95 % interval.")
     groups = [[name for name in (model, f"{model} is") if name in table] for model in results.models]
     groups += [["difference"]] if "difference" in table else []
     columns = [name for group in groups for name in group]
     console = table_console()
-    for own in [columns] if _width(table[["chance", *columns]]) <= console.width else groups:
-        part = table[["task", "chance", *own]]
+    for block in [columns] if _width(table[["chance", *columns]]) <= console.width else groups:
+        part = table[["task", "chance", *block]]
         print_table(list(part), "l" + "r" * (part.shape[1] - 1), part.itertuples(index=False))
     console.print(" ".join(notes), highlight=False)
 
 
 def _width(columns: pd.DataFrame) -> int:
     """Return the width, in characters, at which a table of tasks with these columns wraps no number."""
-    longest = {name: max(len(name), *map(len, own)) for name, own in columns.items()}
-    own = (min(letters, _VERDICT) if name.endswith(" is") else letters for name, letters in longest.items())
-    return _TASK + sum(letters + 3 for letters in own)
+    longest = {name: max(len(name), *map(len, cells)) for name, cells in columns.items()}
+    widths = (
+        min(letters, _VERDICT) if name.endswith(" is") else letters for name, letters in longest.items()
+    )
+    return _TASK + sum(letters + 3 for letters in widths)
 
 
 def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int, str]:
@@ -76,24 +78,24 @@ def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int,
     """
     if len(results.models) != 2:
         return {}
-    found = {}
-    for measure, own in results.records.groupby("measure"):
-        own = own.sort_values("draw", kind="stable")
+    texts = {}
+    for measure, rows in results.records.groupby("measure"):
+        rows = rows.sort_values("draw", kind="stable")
         base, other = (
-            _over_draws([kept[i] for i in own["place"][own["model"] == one]]) for one in results.models
+            _join_draws([kept[i] for i in rows["place"][rows["model"] == model]]) for model in results.models
         )
         if base is not None and other is not None and same_items(base, other):
-            differences, share = other.hits - base.hits, is_share(own.iloc[0])
-            between = interval(*mean_interval(differences, other.clusters, (-1.0, 1.0)), share, sign=True)
-            found[int(measure)] = f"{percent(differences.mean(), share, sign=True)} [{between}]"
-    return found
+            differences, share = other.hits - base.hits, is_share(rows.iloc[0])
+            bounds = interval(*mean_interval(differences, other.clusters, (-1.0, 1.0)), share, sign=True)
+            texts[int(measure)] = f"{percent(differences.mean(), share, sign=True)} [{bounds}]"
+    return texts
 
 
-def _over_draws(draws: Sequence[Outcomes | None]) -> Outcomes | None:
-    known = [one for one in draws if one is not None]
+def _join_draws(draws: Sequence[Outcomes | None]) -> Outcomes | None:
+    known = [draw for draw in draws if draw is not None]
     if not known or len(known) < len(draws):
         return None
     if len(known) == 1:
         return known[0]
-    items = [np.arange(len(one.hits)) if one.clusters is None else one.clusters for one in known]
-    return Outcomes(np.concatenate([one.hits for one in known]), np.concatenate(items))
+    items = [np.arange(len(draw.hits)) if draw.clusters is None else draw.clusters for draw in known]
+    return Outcomes(np.concatenate([draw.hits for draw in known]), np.concatenate(items))

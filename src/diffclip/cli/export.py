@@ -42,5 +42,5 @@ def export(
         print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
     with showing_progress("export", {"towers": 2}) as progress:
         exported = export_onnx(loaded.model, folder, tokenizer, on_tower=lambda: progress("towers", 1, None))
-    for one in exported:
-        print(f"{one.file}: {one.size / 1e6:,.1f} MB, error {one.error:.0e}")
+    for tower in exported:
+        print(f"{tower.file}: {tower.size / 1e6:,.1f} MB, error {tower.error:.0e}")

@@ -85,20 +85,20 @@ def main() -> NoReturn:
             _flush_output()
         sys.exit(1)
     except Exception as error:
-        told = _told(error)
-        if told is None:
+        failure = _describe_failure(error)
+        if failure is None:
             raise
         rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
         # torchrun and srun show the lines of all processes: an error that all have is printed by rank 0 alone
         if getattr(error, "shared", False) and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
-            sys.exit(told[1])
-        _leave(*told)
+            sys.exit(failure[1])
+        _leave(*failure)
     if code == _INTERRUPTED:
         _leave("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _told(error: Exception) -> tuple[str, int] | None:
+def _describe_failure(error: Exception) -> tuple[str, int] | None:
     """Return the line and the exit code for an expected failure; None for a fault of this program."""
     if isinstance(error, TyperException):
         return error.format_message().replace("Value error, ", ""), error.exit_code

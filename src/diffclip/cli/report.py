@@ -70,7 +70,7 @@ def report(
     from diffclip.study.results import CURVES_FILE
     from diffclip.training.run_folder import METRICS_FILE
 
-    if all(place is None for place in (output, tables, figures, markdown, save)):
+    if all(target is None for target in (output, tables, figures, markdown, save)):
         is_run = len(paths) == 1 and (paths[0] / METRICS_FILE).is_file()
         output = paths[0] / "report.html" if is_run else Path("report.html")
     if attention is not None and output is None and figures is None:
@@ -83,7 +83,7 @@ def report(
     for option, file, ending in (("--output", output, ".html"), ("--markdown", markdown, ".md")):
         if file is not None and file.suffix != ending:
             raise InputError(f"{option} {file}: give a name that ends with {ending}")
-    inputs = [one for path in paths for one in (path.rglob("*.jsonl") if path.is_dir() else [path])]
+    inputs = [file for path in paths for file in (path.rglob("*.jsonl") if path.is_dir() else [path])]
     for file in (save / RESULTS_FILE, save / CURVES_FILE) if save else ():
         check_not_input(file, inputs)
     if save is not None and any(save.resolve().is_relative_to(path.resolve()) for path in paths):
@@ -104,8 +104,8 @@ def report(
     if figures is not None and looks:
         from diffclip.report.attention import write_figures as write_in_full_color
 
-        for stem, one in looks.items():
-            written += write_in_full_color([figures / f"{stem}.png"], one.figures, len(one.figures))
+        for stem, extra in looks.items():
+            written += write_in_full_color([figures / f"{stem}.png"], extra.figures, len(extra.figures))
     if tables is not None:
         written += write_tables(tables, built)
     for path in written:
@@ -124,7 +124,7 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
     models = {}
     for run in map(read_run, (folder for path in paths if path.is_dir() for folder in run_folders(path))):
         checkpoints = [run.folder / "checkpoints" / kind for kind in ("best", "last")]
-        if run.arm not in models and any(one.exists() for one in checkpoints):
+        if run.arm not in models and any(checkpoint.exists() for checkpoint in checkpoints):
             loaded = load_for_use(str(run.folder))
             models[run.arm] = (loaded.model, loaded.preprocess, loaded.tokenizer)
     if not models:

@@ -64,9 +64,9 @@ def search(
     from diffclip.search import ImageIndex
 
     query = read_image(image) if image else text or ""
-    place = pick_device(device)
+    chosen_device = pick_device(device)
     loaded = load_for_use(model, model_name)
-    loaded.model.to(place)
+    loaded.model.to(chosen_device)
     images = ImageIndex(folder, loaded, index)
     _update(images, workers)
     faults = images.faults()
@@ -82,8 +82,8 @@ def search(
             # in ASCII: a file name may be invalid Unicode, and any reader of JSON restores it
             print(json.dumps({"rank": rank, "score": round(hit.score, 6), "path": str(hit.path)}))
     else:
-        places = [printable(str(folder / hit.path.relative_to(images.folder))) for hit in hits]
-        rows = ((str(rank), f"{hit.score:.3f}", places[rank - 1]) for rank, hit in enumerate(hits, 1))
+        paths = [printable(str(folder / hit.path.relative_to(images.folder))) for hit in hits]
+        rows = ((str(rank), f"{hit.score:.3f}", paths[rank - 1]) for rank, hit in enumerate(hits, 1))
         print_table(("", "cosine", "image"), "rrl", rows)
     say_skipped(f"{len(faults)} of {len(images) + len(faults)} files", faults)
 
@@ -92,16 +92,16 @@ def _update(images: ImageIndex, workers: int) -> None:
     """Update the index and print the changes on stderr. An index that cannot be updated is used as it is."""
     try:
         with showing_progress("index", {}) as progress:
-            done = images.update(progress, workers=workers)
+            update = images.update(progress, workers=workers)
     except InputError as error:
         if not len(images):
             raise
         print(f"diffclip: the index is not up to date: {error}", file=sys.stderr)
         return
-    if done.added or done.changed or done.removed:
+    if update.added or update.changed or update.removed:
         print(
-            f"diffclip: index of {done.total:,} images: {done.added:,} added, {done.changed:,} changed, "
-            f"{done.removed:,} removed",
+            f"diffclip: index of {update.total:,} images: {update.added:,} added, {update.changed:,} changed, "
+            f"{update.removed:,} removed",
             file=sys.stderr,
         )
 

@@ -108,7 +108,7 @@ def study(
 
         show_plan(resolved, place, groups, pilot)
     check_place(resolved, place, groups)
-    if any(is_slow(one.precision, chosen) for one in resolved.recipes.values()):
+    if any(is_slow(run_recipe.precision, chosen) for run_recipe in resolved.recipes.values()):
         _say(SLOW_BF16)
     for name in left_out(resolved, place, entries_of(resolved, groups)):
         _say(
@@ -123,8 +123,8 @@ def study(
     if tally.failures:
         kind = DiffCLIPError if any(ended.code == 1 for ended in tally.failures.values()) else InputError
         first, ended = next(iter(tally.failures.items()))
-        more = f"; {len(tally.failures) - 1} more failed, see above" if len(tally.failures) > 1 else ""
-        raise kind(f"{first} failed: {ended.line}{more} ({progress})")
+        suffix = f"; {len(tally.failures) - 1} more failed, see above" if len(tally.failures) > 1 else ""
+        raise kind(f"{first} failed: {ended.line}{suffix} ({progress})")
     if tally.stopped == signal.SIGINT:
         error = TyperException(f"interrupted: {progress}")
         error.exit_code = _INTERRUPTED

@@ -27,8 +27,8 @@ def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path
     runs, chosen = plan(study, lines, groups)
     # an unfinished sweep may still choose other settings for runs of the grids that are there
     decided = study.sweep is None or bool(chosen)
-    done = [run.name for run in runs if (decided or run.group == "sweep") and run.is_finished(lines)]
-    rows = [(run.group, run.arm, run.suite or "–", run.seed, run.name in done) for run in runs]
+    finished = [run.name for run in runs if (decided or run.group == "sweep") and run.is_finished(lines)]
+    rows = [(run.group, run.arm, run.suite or "–", run.seed, run.name in finished) for run in runs]
     frame = pd.DataFrame(rows, columns=["group", "arm", "suite", "seeds", "finished"])
     table = frame.groupby(["group", "arm", "suite"], sort=False).agg(
         seeds=("seeds", _span), runs=("seeds", "size"), finished=("finished", "sum")
@@ -37,24 +37,24 @@ def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path
     print_table(("group", "arm", "suite", "seeds", "runs", "finished"), "llllrr", cells)
     for arm, settings in chosen.items():
         print(f"the sweep chose for {arm}: lr {settings['lr']:g}, weight decay {settings['weight_decay']:g}")
-    if anew := [run.name for run in runs if decided and run.name in lines and run.name not in done]:
-        names = ", ".join(anew[:3]) + (", …" if len(anew) > 3 else "")
-        print(f"runs to train again because their settings differ: {len(anew)} ({names})")
-    left = [run for run in runs if run.name not in done]
+    if outdated := [run.name for run in runs if decided and run.name in lines and run.name not in finished]:
+        names = ", ".join(outdated[:3]) + (", …" if len(outdated) > 3 else "")
+        print(f"runs to train again because their settings differ: {len(outdated)} ({names})")
+    remaining = [run for run in runs if run.name not in finished]
     known = lines or ({} if pilot is None else StudyFolder(pilot).runs)
-    seconds = seconds_of_runs(known, left, place.workers)
+    seconds = seconds_of_runs(known, remaining, place.workers)
     at_a_time = f"{place.workers} at a time on {place.device}"
     time = f"the others take about {duration(seconds)}, {at_a_time}" if seconds else "nothing is left to do"
-    if left and seconds is None:
+    if remaining and seconds is None:
         time = f"no time estimate yet: it needs a finished run, or --pilot FOLDER ({at_a_time})"
-    print(f"{len(done)} of {len(runs)} runs are finished; {time}")
+    print(f"{len(finished)} of {len(runs)} runs are finished; {time}")
     _show_power(study, grid_runs(study, chosen), [place.output, *([pilot] if pilot else [])])
 
 
 def _span(seeds: pd.Series[int]) -> str:
-    own = sorted(set(seeds))
-    whole = len(own) > 4 and own == list(range(own[0], own[-1] + 1))
-    return f"{own[0]} … {own[-1]}" if whole else ", ".join(map(str, own))
+    unique = sorted(set(seeds))
+    is_range = len(unique) > 4 and unique == list(range(unique[0], unique[-1] + 1))
+    return f"{unique[0]} … {unique[-1]}" if is_range else ", ".join(map(str, unique))
 
 
 def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> None:
@@ -62,8 +62,10 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
     The variance is from the first values in `folders` that have two seeds of two arms."""
     primary = study.primary
     print(f"primary: {primary.arm} − {primary.against}, {measure_label(primary.model_dump())}")
-    own, others = ({run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against))
-    pairs = len(own & others)
+    arm_seeds, against_seeds = (
+        {run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against)
+    )
+    pairs = len(arm_seeds & against_seeds)
     planned = len(runs) - len({run.arm for run in runs}) - len({run.seed for run in runs}) + 1
     for frame in (frame for folder in folders for frame in _primary_values(study, folder)):
         sd, df = residual_sd(frame) if len(frame) else (math.nan, 0.0)

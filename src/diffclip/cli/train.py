@@ -78,8 +78,8 @@ def train(
     run = run or Path("runs") / f"{Path(source).stem}-{resolved.model}-s{resolved.seed}"
     if devices != "auto" and not (devices.isdecimal() and int(devices)):
         raise InputError(f"--devices {devices} is not a number of processes: give a number or auto")
-    for option, given in (("--json", as_json), ("--gpu", gpu is not None)):
-        if given and not dry_run:
+    for option, is_given in (("--json", as_json), ("--gpu", gpu is not None)):
+        if is_given and not dry_run:
             raise InputError(f"{option} belongs to --dry-run: add it, or leave it out")
     from diffclip.training.launch import Hardware, launch
 

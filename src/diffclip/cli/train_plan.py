@@ -37,13 +37,13 @@ def show_dry_run(
     if devices == "auto":  # count the devices of this node; the plan may be for many nodes
         devices = replace(hardware, nodes=1).resolved().devices
     world = int(devices) * hardware.nodes
-    samples, found, problems = None, list[str](), list[str]()
+    samples, findings, problems = None, list[str](), list[str]()
     with _noting(problems):
         require_group("train", "lightning")
     with _noting(problems):
-        samples = _look_at_training_data(recipe, world, found)
+        samples = _look_at_training_data(recipe, world, findings)
     with _noting(problems):
-        _look_at_validation_data(recipe, found)
+        _look_at_validation_data(recipe, findings)
     with _noting(problems):
         if recipe.weights:
             take_weights(build_model(recipe), recipe.weights)
@@ -54,10 +54,10 @@ def show_dry_run(
         if not plan["fits"]:
             problems.append(f"{gpu}: {plan['advice']}")
         if as_json:
-            print(json.dumps(plan | {"data": {"found": found, "problems": problems}}, indent=1))
+            print(json.dumps(plan | {"data": {"found": findings, "problems": problems}}, indent=1))
         else:
             _show_plan(plan)
-            print(*map(printable, found), sep="\n")
+            print(*map(printable, findings), sep="\n")
     for problem in problems[:-1]:
         print(f"diffclip: {problem}", file=sys.stderr)
     if problems:
@@ -92,12 +92,12 @@ def _look_at_training_data(recipe: Recipe, world: int, found: list[str]) -> int:
     step = 1 if corpus.is_remote else corpus.samples // tried
     with closing(loader):
         read = [corpus.read(i * step) for i in range(tried)]
-    broken = [one for one in read if isinstance(one, Fault)]
+    broken = [sample for sample in read if isinstance(sample, Fault)]
     found += [f"training data: {fault}" for fault in (*loader.faults[:3], *broken[:3])]
-    whole = f"training data: {tried - len(broken)} of {tried} images that were tried can be read"
+    summary = f"training data: {tried - len(broken)} of {tried} images that were tried can be read"
     if len(broken) == tried:
-        raise InputError(whole)
-    found.append(whole)
+        raise InputError(summary)
+    found.append(summary)
     return loader.samples
 
 

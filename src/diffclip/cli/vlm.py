@@ -92,15 +92,15 @@ def ask(
     if not all(question.strip() for question in questions):
         raise InputError("a question is empty: write a question")
     opened = read_image(image)
-    where = pick_device(device)
+    chosen_device = pick_device(device)
     from diffclip.vlm.chat import answer
     from diffclip.vlm.files import load_vlm
 
     network, processor = load_vlm(model)
-    answers = answer(network.to(where), processor, [opened] * len(questions), questions)
+    answers = answer(network.to(chosen_device), processor, [opened] * len(questions), questions)
     for question, text in zip(questions, answers, strict=True):
-        told = {"image": str(image), "question": question, "answer": text}
-        print(json.dumps(told, ensure_ascii=False) if as_json else text)
+        reply = {"image": str(image), "question": question, "answer": text}
+        print(json.dumps(reply, ensure_ascii=False) if as_json else text)
 
 
 @vlm.command("evaluate")
@@ -160,11 +160,11 @@ def evaluate_models(
     from diffclip.vlm.pope import OVERALL, score_answers
 
     facts, folder = {source: identify(source) for source in models}, questions.images
-    if len({(own["model"], own["seed"]) for own in facts.values()}) < len(facts):
-        facts = {source: own | {"model": source} for source, own in facts.items()}
+    if len({(fields["model"], fields["seed"]) for fields in facts.values()}) < len(facts):
+        facts = {source: fields | {"model": source} for source, fields in facts.items()}
     results = ResultsFile(output)
-    done: list[Record] = []
-    for source, own in facts.items():
+    records: list[Record] = []
+    for source, fields in facts.items():
         model, processor = load_vlm(source)
         weights, config = weights_digest(model), model.config.to_json_string()
         stamp = digest_of([diffclip.__version__, weights, config, questions.digest])
@@ -173,24 +173,26 @@ def evaluate_models(
         else:
             model.to(device)
             answers: dict[str, list[str]] = {}
-            for split, asked in questions.splits.items():
+            for split, items in questions.splits.items():
                 answers[split] = []
-                with showing_progress(f"{source}: {split}", {"questions": len(asked)}) as progress:
-                    for start in range(0, len(asked), batch_size):
-                        batch = asked[start : start + batch_size]
-                        shown = [read_image(folder / one.image) if folder else None for one in batch]
+                with showing_progress(f"{source}: {split}", {"questions": len(items)}) as progress:
+                    for start in range(0, len(items), batch_size):
+                        batch = items[start : start + batch_size]
+                        images = [read_image(folder / item.image) if folder else None for item in batch]
                         try:
-                            answers[split] += answer(model, processor, shown, [one.text for one in batch])
+                            answers[split] += answer(model, processor, images, [item.text for item in batch])
                         except torch.OutOfMemoryError as error:
                             raise InputError(
                                 f"out of memory: use a --batch-size below {batch_size}"
                             ) from error
                         progress("questions", len(batch), None)
             for split, scores in score_answers(questions, answers).items():
-                results.add(scores, f"{stamp} {split}", task=questions.task, dataset=questions.name, **own)
-        done += [one for split in (*questions.splits, OVERALL) for one in results.find(f"{stamp} {split}")]
-    show_records(done, results.outcomes, headlines_only=False)
-    for record in done:
+                results.add(scores, f"{stamp} {split}", task=questions.task, dataset=questions.name, **fields)
+        records += [
+            record for split in (*questions.splits, OVERALL) for record in results.find(f"{stamp} {split}")
+        ]
+    show_records(records, results.outcomes, headlines_only=False)
+    for record in records:
         yes = record.value or 0.0
         share, word = max((yes, "yes"), (1 - yes, "no"))
         is_ratio = (record.task, record.metric, record.split) == ("pope", "yes_ratio", OVERALL)

@@ -120,15 +120,15 @@ def _read_transformers(source: str) -> CLIP:
         read_whole,
     )
 
-    place = source.removeprefix(TRANSFORMERS)
+    location = source.removeprefix(TRANSFORMERS)
     with quiet(), no_progress_bar(), explained(f"{source} cannot be read", _WAY_OUT):
-        kind = PreTrainedConfig.get_config_dict(place)[0].get("model_type")
+        kind = PreTrainedConfig.get_config_dict(location)[0].get("model_type")
         if kind == "diffclip":
-            return load_transformers(place, source)
+            return load_transformers(location, source)
         if kind != "clip":
             raise InputError(f"{source} has the model_type {kind!r}, not 'clip': give a CLIP of transformers")
-        model = read_whole(CLIPModel, place, source, dtype=torch.float32)
-        preprocess = read_preprocess(place, model.config.vision_config.image_size, source)
+        model = read_whole(CLIPModel, location, source, dtype=torch.float32)
+        preprocess = read_preprocess(location, model.config.vision_config.image_size, source)
     converted = from_transformers(model, source)
     if preprocess is None:
         print(f"diffclip: {source} has no image processor: images are prepared as OpenAI's", file=sys.stderr)
@@ -171,8 +171,8 @@ def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
     converted = _assemble(fields, dict(model.named_parameters()), _OPEN_CLIP_NAMES, source)
 
     def image_features(images: Tensor) -> Any:
-        found = their.encode_image(images)
-        return found[0] if isinstance(found, tuple) else found  # with `output_tokens` the tokens too
+        features = their.encode_image(images)
+        return features[0] if isinstance(features, tuple) else features  # with `output_tokens` the tokens too
 
     _check_outputs(converted, model, image_features, their.encode_text, source)
     return converted
@@ -283,10 +283,10 @@ def _assemble(
     state["visual.cls_token"] = state["visual.cls_token"].reshape(1, 1, -1)
     state["visual.pos_embed"] = state["visual.pos_embed"][None]
     model = CLIP.unfilled(parse_config(fields, source)).eval()
-    ours, given = (
+    ours, loaded = (
         {(name, t.shape) for name, t in tensors.items()} for tensors in (model.state_dict(), state)
     )
-    if odd := sorted(name for name, _ in ours ^ given):
+    if odd := sorted(name for name, _ in ours ^ loaded):
         raise _refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
     model.load_state_dict(state)
     return model
@@ -316,11 +316,11 @@ def _check_outputs(
         }
     finally:
         original.train(was_training)
-    for what, (ours, theirs) in pairs.items():
+    for tower, (ours, theirs) in pairs.items():
         gap = float((ours - theirs.float()).abs().max())
         if not gap <= _TOLERANCE * float(theirs.abs().max()):
             raise _refuse(
-                source, f"a part that is not looked for: its {what} features would differ by {gap:.2g}"
+                source, f"a part that is not looked for: its {tower} features would differ by {gap:.2g}"
             )
 
 

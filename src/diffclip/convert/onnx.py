@@ -90,9 +90,9 @@ def export_onnx(
     """
     folder = Path(folder)
     check_new(folder)
-    place = model.logit_scale
-    if place.device.type != "cpu" or place.dtype != torch.float32:
-        raise InputError(f"the model is {place.dtype} on {place.device}: move it to the CPU in float32 first")
+    scale = model.logit_scale
+    if scale.device.type != "cpu" or scale.dtype != torch.float32:
+        raise InputError(f"the model is {scale.dtype} on {scale.device}: move it to the CPU in float32 first")
     exported = []
     with write_atomically(folder) as temporary, evaluating(model):
         temporary.mkdir()
@@ -107,10 +107,10 @@ def export_onnx(
         if tokenizer is not None:
             from tokenizers import Tokenizer
 
-            made = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-            made.enable_truncation(model.config.text.context_length)
-            made.enable_padding(pad_id=0, pad_token=made.id_to_token(0))
-            made.save(str(temporary / TOKENIZER_FILE))
+            copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            copy.enable_truncation(model.config.text.context_length)
+            copy.enable_padding(pad_id=0, pad_token=copy.id_to_token(0))
+            copy.save(str(temporary / TOKENIZER_FILE))
         text = json.dumps(described(model, tokenizer is not None), indent=2)
         write_text(temporary / CONFIG_FILE, text + "\n")
     return exported
@@ -120,7 +120,7 @@ def _write_tower(tower: Tower, file: Path) -> None:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     inputs, axes = tower.random_inputs(2), (tower.axes(),)
-    layers = [layer for of_tower in tower.model.attention_layers().values() for layer in of_tower]
+    layers = [layer for tower_layers in tower.model.attention_layers().values() for layer in tower_layers]
     backends = [layer.backend for layer in layers]
     # the fast backends are custom operators, which ONNX does not have
     tower.model.set_attention_backend("eager")
@@ -159,8 +159,8 @@ def open_session(file: Path) -> Any:
 
 def run(session: Any, inputs: Tensor) -> Tensor:
     """Run a session that has one input, and return its only output."""
-    (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
-    return torch.from_numpy(found)
+    (features,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
+    return torch.from_numpy(features)
 
 
 def _check(tower: Tower, file: Path) -> float:
@@ -171,10 +171,10 @@ def _check(tower: Tower, file: Path) -> float:
     session, shorter = open_session(file), max(1, tower.model.config.text.context_length // 2)
     distances = []
     for inputs in (tower.random_inputs(1), tower.random_inputs(3, shorter)):
-        wanted = tower(inputs)
-        if not wanted.isfinite().all():
+        expected = tower(inputs)
+        if not expected.isfinite().all():
             raise InputError(f"the {tower.name} tower gives numbers that are not finite: use other weights")
-        distances.append((run(session, inputs) - wanted).norm(dim=-1))
+        distances.append((run(session, inputs) - expected).norm(dim=-1))
     error = float(torch.cat(distances).max())
     if not error <= TOLERANCE:
         raise DiffCLIPError(

@@ -26,6 +26,6 @@ def to_differential(model: CLIP, seed: int = 0) -> CLIP:
         raise InputError(f"the model has {' and '.join(sorted(kinds))} attention already: give a plain CLIP")
     config.vision.attention = config.text.attention = "differential-added"
     config.lambda_init = 0.0
-    made = CLIP(config, seed=seed).to(device=model.logit_scale.device, dtype=model.logit_scale.dtype)
-    made.load_state_dict(made.state_dict() | model.state_dict())
-    return made.train(model.training)
+    copy = CLIP(config, seed=seed).to(device=model.logit_scale.device, dtype=model.logit_scale.dtype)
+    copy.load_state_dict(copy.state_dict() | model.state_dict())
+    return copy.train(model.training)

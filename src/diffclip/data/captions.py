@@ -17,7 +17,7 @@ Captions = dict[str, list[str]]
 
 SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".json")
 # The usual names of the columns or keys.
-_USUAL = {
+_COLUMN_NAMES = {
     "image": ("image", "file_name", "filename", "filepath", "image_path", "path", "file", "image_name", "image_id"),
     "caption": ("caption", "captions", "text", "sentence", "comment", "description", "title", "raw"),
 }  # fmt: skip
@@ -41,8 +41,8 @@ def read_captions(file: Path) -> Captions:
         lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         pairs = _pairs_of([_json(line, f"{file}, line {number}") for number, line in lines], file)
     elif ending == ".json":
-        found = _json(text, str(file))
-        pairs = _pairs_of(found, file) if isinstance(found, list) else _coco(found, file).items()
+        content = _json(text, str(file))
+        pairs = _pairs_of(content, file) if isinstance(content, list) else _coco(content, file).items()
     elif _TOKEN.match(text):
         matches = [_TOKEN.match(line) for line in text.split("\n")]
         pairs = [(match["image"], match["caption"]) for match in matches if match]
@@ -50,10 +50,10 @@ def read_captions(file: Path) -> Captions:
         pairs = _table(text, file)
     captions: Captions = {}
     for image, texts in pairs:
-        own = texts if isinstance(texts, list) else [texts]
-        if not all(one is None or isinstance(one, str) for one in own):
+        values = texts if isinstance(texts, list) else [texts]
+        if not all(value is None or isinstance(value, str) for value in values):
             raise InputError(f"{file}: the caption of {image} is {texts!r}, which is not text: correct it")
-        cleaned = (" ".join(one.split()) for one in own if one)
+        cleaned = (" ".join(value.split()) for value in values if value)
         captions.setdefault(str(image).strip(), []).extend(text for text in cleaned if text)
     captions.pop("", None)
     if not any(captions.values()):
@@ -107,7 +107,7 @@ def _table(text: str, file: Path) -> list[tuple[str, str]]:
     except csv.Error as error:
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
     head = rows[0] if rows else [""]
-    image, caption = (head.index(_column(head, what, file)) for what in _USUAL)
+    image, caption = (head.index(_column(head, field, file)) for field in _COLUMN_NAMES)
     # if the captions are the last column, an unquoted delimiter in a caption is part of the caption
     end = None if caption == len(head) - 1 else caption + 1
     return [
@@ -116,18 +116,18 @@ def _table(text: str, file: Path) -> list[tuple[str, str]]:
 
 
 def _pairs_of(found: list[Any], file: Path) -> list[tuple[Any, ...]]:
-    if not all(isinstance(one, dict) for one in found):
+    if not all(isinstance(item, dict) for item in found):
         raise InputError(f"{file} is not a list of objects: give one object per image, with its captions")
-    return [tuple(one[_column(one, what, file)] for what in _USUAL) for one in found]
+    return [tuple(item[_column(item, field, file)] for field in _COLUMN_NAMES) for item in found]
 
 
 def _column(names: Iterable[str], what: str, file: Path) -> str:
     """Find the column or key of `what`, which is "image" or "caption"."""
-    found = {name.strip().lower(): name for name in names}
-    for name in _USUAL[what]:
-        if name in found:
-            return found[name]
+    columns = {name.strip().lower(): name for name in names}
+    for name in _COLUMN_NAMES[what]:
+        if name in columns:
+            return columns[name]
     raise InputError(
-        f"{file} has no column of {what}s among {', '.join(found)}: name one of them {what!r} (of a table in its first "
-        "line)"
+        f"{file} has no column of {what}s among {', '.join(columns)}: name one of them {what!r} (of a table in its "
+        "first line)"
     )

@@ -91,7 +91,7 @@ def check(
     for part in watched(loader):
         parts.append(part)
         advance(len(part[0]) + len(part[2]))
-    samples, tokens = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
+    samples, tokens = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
     faults = [fault for part in parts for fault in part[2]]
     if not len(samples):
         raise InputError(
@@ -111,8 +111,8 @@ def check(
         captions=len(tokens),
         tokens=_spread(tokens),
         truncated=int((tokens > CONTEXT_LENGTH).sum()),
-        exact=_named(corpus, samples["number"], _groups(samples["content"])),
-        near=_named(corpus, samples["number"], near_groups(samples)),
+        exact=_names(corpus, samples["number"], _groups(samples["content"])),
+        near=_names(corpus, samples["number"], near_groups(samples)),
     )
 
 
@@ -127,14 +127,14 @@ class _Samples(Dataset[Any]):
 
     def __getitem__(self, number: int) -> tuple[tuple[int, ...], list[int]] | Fault:
         """Return the row of a sample (see `_SAMPLE`) and the number of tokens of each of its captions."""
-        found = self.corpus.read(number)
-        if isinstance(found, Fault):
-            return found
-        pixels = found.pixels.permute(1, 2, 0).contiguous().numpy()
+        sample = self.corpus.read(number)
+        if isinstance(sample, Fault):
+            return sample
+        pixels = sample.pixels.permute(1, 2, 0).contiguous().numpy()
         gray = Image.fromarray(pixels).convert("L")
         look = 0 if np.ptp(np.asarray(gray)) < _ONE_COLOR else perceptual_hash(gray)
         # the end token has the largest id, and argmax finds the first one
-        tokens = (self.tokenizer(found.captions).argmax(dim=1) + 1).tolist()
+        tokens = (self.tokenizer(sample.captions).argmax(dim=1) + 1).tolist()
         content = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
         return (number, min(gray.size), content, look), tokens
 
@@ -142,7 +142,7 @@ class _Samples(Dataset[Any]):
 def _rows(items: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any], list[Fault]]:
     """Collect the rows of the samples, the numbers of tokens of all captions, and the faults."""
     whole = [item for item in items if not isinstance(item, Fault)]
-    tokens = [number for _, own in whole for number in own]
+    tokens = [count for _, counts in whole for count in counts]
     faults = [item for item in items if isinstance(item, Fault)]
     return np.array([row for row, _ in whole], _SAMPLE), np.array(tokens, np.int32), faults
 
@@ -160,16 +160,16 @@ def near_groups(samples: NDArray[Any]) -> list[NDArray[np.int64]]:
     Two hashes that differ in at most 4 bits agree in at least 2 of 6 blocks. So only hashes that agree in one of the
     15 pairs of blocks are compared (Manku, Jain and Das Sarma, WWW 2007).
     """
-    places = np.sort(np.unique(samples["content"], return_index=True)[1])
-    places = places[samples["look"][places] != 0]
-    values, inverse = np.unique(samples["look"][places], return_inverse=True)
+    indices = np.sort(np.unique(samples["content"], return_index=True)[1])
+    indices = indices[samples["look"][indices] != 0]
+    values, inverse = np.unique(samples["look"][indices], return_inverse=True)
     labels, before, pairs = np.arange(len(values)), np.full(len(values), -1), list(_near_pairs(values))
     while not np.array_equal(labels, before):  # until all members of a group have its smallest label
         before = labels.copy()
         for first, second in pairs:
             np.minimum.at(labels, first, labels[second])
             np.minimum.at(labels, second, labels[first])
-    return [places[group] for group in _groups(labels[inverse])]
+    return [indices[group] for group in _groups(labels[inverse])]
 
 
 def _near_pairs(values: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -179,13 +179,13 @@ def _near_pairs(values: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.int64],
     for chosen in combinations(blocks, 2):
         keys = values & np.uint64(sum(chosen))
         order = np.argsort(keys, kind="stable")
-        keys, left, shift = keys[order], np.arange(len(values)), 0
+        keys, entries, shift = keys[order], np.arange(len(values)), 0
         # each round pairs the entries of a bucket that are `shift` apart; only larger buckets go on to the next round
-        while len(left):
+        while len(entries):
             shift += 1
-            left = left[left < len(keys) - shift]
-            left = left[keys[left] == keys[left + shift]]
-            first, second = order[left], order[left + shift]
+            entries = entries[entries < len(keys) - shift]
+            entries = entries[keys[entries] == keys[entries + shift]]
+            first, second = order[entries], order[entries + shift]
             near = np.bitwise_count(values[first] ^ values[second]) <= DISTANCE
             yield first[near], second[near]
 
@@ -197,5 +197,5 @@ def _groups(labels: NDArray[Any]) -> list[NDArray[np.int64]]:
     return sorted((group for group in groups if len(group) > 1), key=lambda group: (-len(group), group[0]))
 
 
-def _named(corpus: Corpus, numbers: NDArray[np.int64], groups: list[NDArray[np.int64]]) -> list[list[str]]:
+def _names(corpus: Corpus, numbers: NDArray[np.int64], groups: list[NDArray[np.int64]]) -> list[list[str]]:
     return [[corpus.name(number) for number in numbers[group].tolist()] for group in groups]

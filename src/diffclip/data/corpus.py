@@ -38,7 +38,7 @@ CAPTION_KEY = "caption"
 # Number of shards that a process shuffles together if some shards are remote.
 _WINDOW = 16
 # Number of decoded images after which the memory for all images is estimated.
-_MEASURED = 100
+_ESTIMATE_AFTER = 100
 
 
 class Sample(NamedTuple):
@@ -94,8 +94,8 @@ class Corpus:
         cache: str | Path | None = None,
         cache_gb: float | None = None,
     ) -> None:
-        sources = [_find_source(one) for one in (train if isinstance(train, list) else [train])]
-        places = [place for _, _, own in sources for place in own]
+        sources = [_find_source(source) for source in (train if isinstance(train, list) else [train])]
+        places = [place for _, _, shards in sources for place in shards]
         if not places:
             raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
         remote = [place for place in places if is_remote(place)]
@@ -125,23 +125,23 @@ class Corpus:
                     Fault(shard.name, f"holds {lacking} samples without an image or a caption")
                 )
         self._ends = np.cumsum([shard.usable for shard in self._shards], dtype=np.int64)
-        usable = [[counts[place] for place in own] for _, _, own in sources]
+        usable = [[counts[place] for place in shards] for _, _, shards in sources]
         self.layout = Layout(usable, [weight for _, weight, _ in sources])
         self.samples, self.per_epoch = self.layout.total, self.layout.per_epoch
         self.sources: list[dict[str, Any]] = [
-            {"spec": ", ".join(specs), "shards": len(own), "samples": sum(own), "weight": weight}
-            for (specs, weight, _), own in zip(sources, usable, strict=True)
+            {"spec": ", ".join(specs), "shards": len(sizes), "samples": sum(sizes), "weight": weight}
+            for (specs, weight, _), sizes in zip(sources, usable, strict=True)
         ]
         if not self.samples:
-            why = f" (first: {self.faults[0]})" if self.faults else ""
+            fault = f" (first: {self.faults[0]})" if self.faults else ""
             raise InputError(
-                f"no sample in {self} has an image and a caption{why}: to train, each sample needs an image and a "
+                f"no sample in {self} has an image and a caption{fault}: to train, each sample needs an image and a "
                 "caption (.txt or .json); sets with classes (.cls) are for `diffclip evaluate`"
             )
 
     def __str__(self) -> str:
-        more = f" and {len(self._shards) - 1} more shards" if len(self._shards) > 1 else ""
-        return f"{self._shards[0].name}{more}"
+        rest = f" and {len(self._shards) - 1} more shards" if len(self._shards) > 1 else ""
+        return f"{self._shards[0].name}{rest}"
 
     def identity(self) -> str:
         """A digest of the name, size and time of each shard."""
@@ -158,15 +158,15 @@ class Corpus:
         `fetch` raise `DiffCLIPError` if a remote shard cannot be copied."""
         if self._decoded:
             return self._decoded[i]
-        number, place = self._locate(i)
+        number, position = self._locate(i)
         shard, (tar, rows) = self._shards[number], self._open(number)
-        if place >= len(rows):
+        if position >= len(rows):
             changed = "has changed since its samples were counted: start again"
             return Fault(shard.name, next(iter(tar.header.faults), changed))
-        key = tar.key(rows[place])
+        key = tar.key(rows[position])
         name = f"{shard.name}:{key}"
         try:
-            members = tar.members(rows[place], self._extensions)
+            members = tar.members(rows[position], self._extensions)
             pixels = read_pixels(image_member(members, name), name)
         except (InputError, OSError) as error:
             return sample_fault(name, error)
@@ -177,9 +177,9 @@ class Corpus:
 
     def name(self, i: int) -> str:
         """Return the shard and key of usable sample `i`, for messages, without reading its image."""
-        number, place = self._locate(i)
+        number, position = self._locate(i)
         tar, rows = self._open(number)
-        return f"{self._shards[number].name}:{tar.key(rows[place])}"
+        return f"{self._shards[number].name}:{tar.key(rows[position])}"
 
     def decode(self) -> None:
         """Decode all samples once and keep them in memory, which forked data workers share. Raise `InputError` if they
@@ -189,7 +189,7 @@ class Corpus:
         for i in range(self.samples):
             decoded.append(sample := self.read(i))
             size += sample.pixels.nbytes if isinstance(sample, Sample) else 0
-            if i + 1 >= _MEASURED and (needed := size / (i + 1) * self.samples) > limit:
+            if i + 1 >= _ESTIMATE_AFTER and (needed := size / (i + 1) * self.samples) > limit:
                 raise InputError(
                     f"{self.samples} images take {needed / 1e9:.3g} GB of memory, with {limit / 1e9:.3g} GB: shrink "
                     "them with diffclip data make-shards --edge, or data.memory=false"
@@ -211,7 +211,7 @@ class Corpus:
             self._copies.copy(self._shards[number].place)
 
     def _locate(self, i: int) -> tuple[int, int]:
-        """Find the shard of usable sample `i`, and the place of the sample among the shard's usable samples."""
+        """Find the shard of usable sample `i`, and the position of the sample among the shard's usable samples."""
         number = int(self._ends.searchsorted(i, side="right"))
         return number, i - int(self._ends[number]) + self._shards[number].usable
 
@@ -234,8 +234,8 @@ def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
     """Find the names of a source's shards, its weight, and the path or address of each shard."""
     shards, weight = (source.shards, source.weight) if hasattr(source, "shards") else (source, 1.0)
     specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
-    found = [expand_remote(spec) if is_remote(spec) else map(str, expand_shards(spec)) for spec in specs]
-    return specs, weight, [place for own in found for place in own]
+    expanded = [expand_remote(spec) if is_remote(spec) else map(str, expand_shards(spec)) for spec in specs]
+    return specs, weight, [place for places in expanded for place in places]
 
 
 def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
@@ -253,14 +253,14 @@ def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTI
         raise InputError(f"{name} has no caption")
     try:
         text = sample[extension].decode("utf-8-sig")
-        found = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
+        content = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
     except UnicodeDecodeError:
         raise InputError(f"{name} has a caption that is not UTF-8 text") from None
     except (ValueError, RecursionError):  # RecursionError: lists nested too deeply
         raise InputError(f"{name} has a .json that is not valid JSON") from None
     except (KeyError, TypeError, IndexError):
         raise InputError(f"{name} has no key {caption_key!r} in its .json") from None
-    captions = [found] if isinstance(found, str) else found
+    captions = [content] if isinstance(content, str) else content
     if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
         raise InputError(f"{name} has no string or strings as {caption_key!r} in its .json")
     captions = [caption.strip() for caption in captions if caption.strip()]

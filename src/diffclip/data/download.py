@@ -10,7 +10,7 @@ from diffclip.data.published_sets import HUB, PUBLISHED, place_of, publishers_sp
 from diffclip.errors import DiffCLIPError, InputError, explained, require_group
 from diffclip.files import cores, write_atomically
 
-_AGAIN = "check the network and the folder, and start again"
+_ADVICE = "check the network and the folder, and start again"
 # The settings of the paper's authors for img2dataset.
 _SETTINGS = (
     "--image_size 224 --resize_mode keep_ratio --resize_only_if_bigger True --encode_format jpg --encode_quality 95 "
@@ -67,27 +67,27 @@ def fetch(name: str, root: str | Path) -> Path:
         raise InputError(
             f"{place} exists but is not a complete {entry.title}: move it, or choose another --root"
         )
-    what = f"cannot fetch {name} from {entry.home}"
-    with write_atomically(place) as whole, explained(what, _AGAIN, DiffCLIPError):
-        whole.mkdir()
+    message = f"cannot fetch {name} from {entry.home}"
+    with write_atomically(place) as folder, explained(message, _ADVICE, DiffCLIPError):
+        folder.mkdir()
         if entry.reader == "pairs":
             from huggingface_hub import snapshot_download
 
-            snapshot_download("MMVP/MMVP_VLM", repo_type="dataset", local_dir=whole)
+            snapshot_download("MMVP/MMVP_VLM", repo_type="dataset", local_dir=folder)
         elif not entry.archives:
             require_group("eval", "clip_benchmark", "requests", "scipy")
             from clip_benchmark.datasets.builder import build_dataset
 
             split = publishers_split(name, entry.splits[0])
-            build_dataset(name, root=str(whole), split=split, download=True)
+            build_dataset(name, root=str(folder), split=split, download=True)
         for address in entry.archives:
             if address.endswith(".json"):
-                download_url(address, whole)
+                download_url(address, folder)
             else:
-                download_and_extract_archive(address, whole, remove_finished=True)
+                download_and_extract_archive(address, folder, remove_finished=True)
         if name == "caltech101":
-            extract_archive(whole / "caltech-101" / "101_ObjectCategories.tar.gz", whole / "caltech101")
-        for archive in [*whole.rglob("*.tar.gz"), *whole.rglob("*.tgz")]:
+            extract_archive(folder / "caltech-101" / "101_ObjectCategories.tar.gz", folder / "caltech101")
+        for archive in [*folder.rglob("*.tar.gz"), *folder.rglob("*.tgz")]:
             archive.unlink()
     return place
 
@@ -107,16 +107,16 @@ def prepare_list(name: str, place: Path) -> Path:
     entry, cleaned = CAPTION_SETS[name], place / "urls.tsv"
     if cleaned.exists():
         return cleaned
-    found = place / (entry.address.rpartition("/")[2] or "list")
-    if not entry.address and not found.exists():
-        raise InputError(f"{name}: {entry.wants}; put its .parquet files into {found} and start again")
-    if not found.exists():
+    source = place / (entry.address.rpartition("/")[2] or "list")
+    if not entry.address and not source.exists():
+        raise InputError(f"{name}: {entry.wants}; put its .parquet files into {source} and start again")
+    if not source.exists():
         place.mkdir(parents=True, exist_ok=True)
-        with explained(f"cannot fetch {entry.address}", _AGAIN, DiffCLIPError):
-            download_url_to_file(entry.address, str(found))
-    if found.suffix != ".tsv":
-        return found
-    _clean(found, cleaned, entry.columns)
+        with explained(f"cannot fetch {entry.address}", _ADVICE, DiffCLIPError):
+            download_url_to_file(entry.address, str(source))
+    if source.suffix != ".tsv":
+        return source
+    _clean(source, cleaned, entry.columns)
     return cleaned
 
 
@@ -146,6 +146,6 @@ def img2dataset_command(name: str, path: Path, shards: Path) -> list[str]:
     """Return the img2dataset command that fetches the images of the list at `path` into shards."""
     url, caption = sorted(CAPTION_SETS[name].columns, key=lambda column: column.lower() != "url")
     kind = "tsv" if path.suffix == ".tsv" else "parquet"
-    places = ["--url_list", str(path), "--output_folder", str(shards)]
+    paths = ["--url_list", str(path), "--output_folder", str(shards)]
     columns = f"--input_format {kind} --url_col {url} --caption_col {caption}"
-    return ["img2dataset", *places, *f"{columns} --processes_count {cores()} {_SETTINGS}".split()]
+    return ["img2dataset", *paths, *f"{columns} --processes_count {cores()} {_SETTINGS}".split()]

@@ -60,8 +60,8 @@ class FolderSource:
         """A digest of the names, sizes and times of the files."""
         files = self.keys
         if self.dataset is not None:
-            found = (Path(parent, name) for parent, _, names in os.walk(self.folder) for name in names)
-            files = sorted(file.relative_to(self.folder).as_posix() for file in found)
+            paths = (Path(parent, name) for parent, _, names in os.walk(self.folder) for name in names)
+            files = sorted(file.relative_to(self.folder).as_posix() for file in paths)
         return digest_of([[file, stamp(self.folder / file)] for file in files])
 
 
@@ -113,18 +113,18 @@ class EvaluationSet:
         """Take samples `first` to `end` − 1 (None: no bound), or raise `InputError` if there are none."""
         rows = range(len(self))[first:end]
         if not rows:
-            asked = ":".join("" if bound is None else str(bound) for bound in (first, end))
+            bounds = ":".join("" if bound is None else str(bound) for bound in (first, end))
             raise InputError(
-                f"{self.name}/{self.split} has {len(self)} samples, and none in [{asked}]: give a smaller range"
+                f"{self.name}/{self.split} has {len(self)} samples, and none in [{bounds}]: give a smaller range"
             )
         return self.take(rows)
 
     def take(self, rows: Sequence[int]) -> Self:
         """Take the samples at positions `rows` as a new set."""
-        kept: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: [values[row] for row in rows] for name in self.BY_SAMPLE if (values := getattr(self, name))
         }
-        return replace(self, **kept, faults=list(self.faults))
+        return replace(self, **fields, faults=list(self.faults))
 
     @property
     def identity(self) -> dict[str, str]:
@@ -154,14 +154,14 @@ class EvaluationSet:
         images = _Images(self.source, self.indices, transform)
         loader = data_loader(images, workers, timeout, batch_size=batch_size, collate_fn=_collate)
         read, broken, known = 0, [], set(self.faults)
-        for batch, found in watched(loader):
-            broken += found
+        for batch, faults in watched(loader):
+            broken += faults
             # a second pass finds the same broken images again
-            self.faults += [fault for fault in found if fault not in known]
+            self.faults += [fault for fault in faults if fault not in known]
             if batch is not None:
                 read += len(batch.positions)
                 if self.captions:
-                    batch.captions = [self.captions[p] for p in batch.positions]
+                    batch.captions = [self.captions[position] for position in batch.positions]
                 yield batch
         if broken and not read:
             raise InputError(

@@ -45,9 +45,9 @@ def open_set(
             kind; no class list, or a list of a single class; labels that cannot be read or are not in the class list;
             a published set that must be downloaded first.
     """
-    folder, (whole, first, end) = set_folder(source, root), parts_of(split)
-    opened = _open(set_name(source, folder), whole, folder, kind)
-    return opened if whole == split else replace(opened.part(first, end), split=split)
+    folder, (whole_split, first, end) = set_folder(source, root), parts_of(split)
+    opened = _open(set_name(source, folder), whole_split, folder, kind)
+    return opened if whole_split == split else replace(opened.part(first, end), split=split)
 
 
 def has_split(source: str | Path, split: str, root: str | Path | None = None) -> bool:
@@ -66,38 +66,38 @@ def set_name(source: str | Path, folder: Path) -> str:
 
 
 def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
-    def beside(other: str) -> EvaluationSet | None:
-        there = _has_shards(folder, other) or _has_files(name, other, folder)
-        return _open(name, other, folder, kind) if there else None
+    def open_split(other: str) -> EvaluationSet | None:
+        exists = _has_shards(folder, other) or _has_files(name, other, folder)
+        return _open(name, other, folder, kind) if exists else None
 
-    return replace(_read(name, split, folder, kind), beside=beside)
+    return replace(_read(name, split, folder, kind), beside=open_split)
 
 
 def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
     published_files = kind is None and name in PUBLISHED and not _has_shards(folder, split)
     if published_files and (_has_files(name, split, folder) or not _shard_splits(folder)):
         return open_files(name, split, folder)
-    told = kind or _kind(folder)
-    if told == "sugarcrepe":
+    set_kind = kind or _kind(folder)
+    if set_kind == "sugarcrepe":
         if split != "test":
             raise InputError(f"{folder} has no splits: leave --split out")
         return open_choices(name, folder)
     shards = Shards(_shards(folder, split))
-    if kind is None and told == "classification":
-        told = _kind_of_samples(folder, shards)
-    if told == "retrieval":
+    if kind is None and set_kind == "classification":
+        set_kind = _kind_of_samples(folder, shards)
+    if set_kind == "retrieval":
         data = caption_set(name, split, shards)
-    elif told == "masks":
+    elif set_kind == "masks":
         data = masked_set(name, split, shards, _lines(folder / "classnames.txt"), _templates(folder)[0])
-    elif told == "segmentation":
-        data = _segmented(name, split, shards, folder)
+    elif set_kind == "segmentation":
+        data = _open_segmentation(name, split, shards, folder)
     else:
-        data = _classification(name, split, shards, folder)
+        data = _open_classification(name, split, shards, folder)
     manifest = folder / split / MANIFEST
     if manifest.exists() and (edge := json.loads(read_text(manifest))["edge"]):
         reason = f"holds images of {edge} px, from make-shards --edge"
         data.faults.append(Fault(str(folder / split), reason, "note"))
-    if told in ("classification", "segmentation") and not _lines(folder / _TEMPLATES):
+    if set_kind in ("classification", "segmentation") and not _lines(folder / _TEMPLATES):
         reason = f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken"
         data.faults.append(Fault(str(folder), reason, "note"))
     return data
@@ -111,7 +111,7 @@ def _has_files(name: str, split: str, folder: Path) -> bool:
     return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
 
 
-def _classification(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
+def _open_classification(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
     classnames = _classnames(folder, "classification")
     needed = {"image": IMAGE, "label (.cls)": ("cls",)}
     indices, _, faults = usable_samples(shards, needed, "add a .cls to each")
@@ -127,7 +127,7 @@ def _classification(name: str, split: str, shards: Shards, folder: Path) -> Eval
     )
 
 
-def _segmented(name: str, split: str, shards: Shards, folder: Path) -> SegmentedSet:
+def _open_segmentation(name: str, split: str, shards: Shards, folder: Path) -> SegmentedSet:
     classnames, templates = _classnames(folder, "segmentation"), _templates(folder)
     if len(classnames) >= CROWD:
         raise InputError(
@@ -174,15 +174,15 @@ def _templates(folder: Path) -> list[str]:
 
 def _kind(folder: Path) -> Kind:
     kinds: dict[str, Kind] = {kind: kind for kind in ("classification", "retrieval", "sugarcrepe")}
-    said = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
-    if said not in kinds:
-        raise InputError(f"{folder / 'dataset_type.txt'} says {said!r}: write one of {', '.join(kinds)}")
-    return kinds[said]
+    name = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
+    if name not in kinds:
+        raise InputError(f"{folder / 'dataset_type.txt'} says {name!r}: write one of {', '.join(kinds)}")
+    return kinds[name]
 
 
 def _kind_of_samples(folder: Path, shards: Shards) -> Kind:
-    untold = not any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
-    if untold and len(shards.usable({"mask": (MASK,)})[0]):
+    undeclared = not any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
+    if undeclared and len(shards.usable({"mask": (MASK,)})[0]):
         return "masks"
     if len(shards.usable({"": (SEGMENTS,)})[0]) and not len(shards.usable({"": ("cls",)})[0]):
         return "segmentation"
@@ -190,17 +190,17 @@ def _kind_of_samples(folder: Path, shards: Shards) -> Kind:
 
 
 def _shards(folder: Path, split: str) -> list[Path]:
-    inside = folder / split
-    if not inside.is_dir():
+    split_folder = folder / split
+    if not split_folder.is_dir():
         splits = _shard_splits(folder)
         choice = f"choose from {', '.join(splits)}" if splits else "give a folder of folders with .tar shards"
         raise InputError(f"{folder} has no split {split!r}: {choice}")
-    found, count = tar_files(inside), _lines(inside / "nshards.txt")
-    if count and count[0] != str(len(found)):
+    shards, lines = tar_files(split_folder), _lines(split_folder / "nshards.txt")
+    if lines and lines[0] != str(len(shards)):
         raise InputError(
-            f"{inside} has {len(found)} shards, and its nshards.txt says {count[0]!r}: fetch it again"
+            f"{split_folder} has {len(shards)} shards, and its nshards.txt says {lines[0]!r}: fetch it again"
         )
-    return found
+    return shards
 
 
 def _shard_splits(folder: Path) -> list[str]:

@@ -26,8 +26,8 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # The other readers of Pillow are left out: EPS, for example, runs another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "QOI", "PSD")
-_MORE = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
-SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE))
+_MORE_ENDINGS = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
+SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE_ENDINGS))
 """The endings of image files in folders."""
 
 ORIENTATION = 0x0112  # EXIF tag
@@ -86,7 +86,7 @@ def read_pixels(data: bytes, name: str = "the image") -> Tensor:
 
 def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
     """Find the bytes of the image file among a sample's members, or raise `InputError` if there is none."""
-    extension = next((one for one in IMAGE if one in sample), None)
+    extension = next((ending for ending in IMAGE if ending in sample), None)
     if extension is None:
         raise InputError(f"{name} has no image")
     return sample[extension]
@@ -98,26 +98,26 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     Hidden files and folders are left out; a file reached twice is listed once. A path that does not exist, or a folder
     without images, raises `InputError`.
     """
-    found: list[Path] = []
+    images: list[Path] = []
     for path in map(Path, paths):
-        inside = _images_in(path) if path.is_dir() else [path]
+        files = _images_in(path) if path.is_dir() else [path]
         if not path.exists():
             raise InputError(f"{path} does not exist: give image files or folders of them")
-        if not inside:
+        if not files:
             raise InputError(
                 f"folder {path} has no image: give a folder of .jpg, .png, .webp or similar files"
             )
-        found += inside
-    return list(dict.fromkeys(found))
+        images += files
+    return list(dict.fromkeys(images))
 
 
 def _images_in(folder: Path) -> list[Path]:
-    found = []
+    paths = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
+        paths += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
     # no pipes: opening one would wait for a writer; a dangling link is listed as an image that cannot be read
-    return sorted(path for path in found if path.is_file() or not path.exists())
+    return sorted(path for path in paths if path.is_file() or not path.exists())
 
 
 def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -154,8 +154,8 @@ def _load(image: Image.Image, name: str) -> Image.Image:
 def orientation_of(image: Image.Image) -> int:
     """Return the EXIF orientation from 1 to 8; 1 if the metadata is damaged, because the pixels may be whole."""
     with suppress(Exception):
-        found = int(image.getexif().get(ORIENTATION) or 1)
-        return found if found in range(1, 9) else 1
+        orientation = int(image.getexif().get(ORIENTATION) or 1)
+        return orientation if orientation in range(1, 9) else 1
     return 1
 
 

@@ -70,8 +70,8 @@ class Header:
         """Count the samples that have a member for each of `needed`."""
         return sum(
             count
-            for held, count in self.samples.items()
-            if all(set(names).intersection(held.split()) for names in needed.values())
+            for extensions, count in self.samples.items()
+            if all(set(names).intersection(extensions.split()) for names in needed.values())
         )
 
 
@@ -94,29 +94,29 @@ class Tar(NamedTuple):
     def members(self, row: int, extensions: Iterable[str]) -> dict[str, bytes]:
         """Read the members of a sample that have one of `extensions`. Raise `InputError` if the file ends before a
         member ends, and `OSError` if the file cannot be read."""
-        found, places = {}, self.table[row]
+        contents, positions = {}, self.table[row]
         # keep a reference, so that another thread cannot close the file by evicting it from the cache
         file = self.file or _open_file(self.path, self.header.stamp)
         for extension in extensions:
-            block, size = places[extension].tolist() if extension in places.dtype.names else (0, 0)
+            block, size = positions[extension].tolist() if extension in positions.dtype.names else (0, 0)
             if size:
                 # pread does not use the file's position, which forked processes share
-                found[extension] = os.pread(file.fileno(), size, block * BLOCK)
-                if len(found[extension]) < size:
+                contents[extension] = os.pread(file.fileno(), size, block * BLOCK)
+                if len(contents[extension]) < size:
                     raise InputError(f"{self.path} became shorter while it was read: start again")
-        return found
+        return contents
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """Find the rows that have a member for each of `needed`; the faults say what the other rows lack."""
-        none, there = np.zeros(len(self.table), bool), self.table.dtype.names or ()
+        none, columns = np.zeros(len(self.table), bool), self.table.dtype.names or ()
         has = {
-            what: np.any([none, *(self.table[name][:, 1] > 0 for name in names if name in there)], axis=0)
-            for what, names in needed.items()
+            member: np.any([none, *(self.table[name][:, 1] > 0 for name in names if name in columns)], axis=0)
+            for member, names in needed.items()
         }
         usable = np.all(list(has.values()), axis=0)
         faults = []
         for row in np.flatnonzero(~usable).tolist():
-            lack = " and ".join(f"no {what}" for what in has if not has[what][row])
+            lack = " and ".join(f"no {member}" for member in has if not has[member][row])
             faults.append(Fault(self.name(row), f"has {lack}"))
         return np.flatnonzero(usable), faults
 
@@ -156,8 +156,8 @@ def scan(path: Path) -> tuple[Header, MemberTable]:
     table["key"] = [key for key, _ in rows]
     for name in names:
         table[name] = [members.get(name, (0, 0)) for _, members in rows]
-    held = (" ".join(name for name in names if members.get(name, (0, 0))[1]) for _, members in rows)
-    return Header(mark, dict(Counter(held)), [fault] if fault else []), table
+    extensions = (" ".join(name for name in names if members.get(name, (0, 0))[1]) for _, members in rows)
+    return Header(mark, dict(Counter(extensions)), [fault] if fault else []), table
 
 
 def _read_headers(file: IO[bytes], length: int, rows: Rows) -> str | None:
@@ -181,12 +181,12 @@ def _read_headers(file: IO[bytes], length: int, rows: Rows) -> str | None:
             _add_member(member, rows)
         else:
             whole = True
-    at = file.seek(min(tar.offset, length))
+    position = file.seek(min(tar.offset, length))
     end = file.read(_PADDING + 1)
     if whole and BLOCK <= len(end) <= _PADDING and not end.strip(b"\0"):
         return None
-    kept = f"{len(rows)} sample{'s' * (len(rows) != 1)} before it kept"
-    return f"is cut short or broken at byte {at} of {length}, {kept}"
+    samples = f"{len(rows)} sample{'s' * (len(rows) != 1)} before it kept"
+    return f"is cut short or broken at byte {position} of {length}, {samples}"
 
 
 def _add_member(member: tarfile.TarInfo, rows: Rows) -> None:
@@ -214,10 +214,10 @@ def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header
     """
     try:
         with file.open("rb") as handle:
-            found = json.loads(str(np.load(handle, allow_pickle=False)))
-            if found.pop("format") != _FORMAT or mark not in (None, found["stamp"]):
+            fields = json.loads(str(np.load(handle, allow_pickle=False)))
+            if fields.pop("format") != _FORMAT or mark not in (None, fields["stamp"]):
                 return None
-            return Header(**found), np.load(handle, allow_pickle=False) if whole else NO_SAMPLES
+            return Header(**fields), np.load(handle, allow_pickle=False) if whole else NO_SAMPLES
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError):
         return None
 
@@ -238,7 +238,7 @@ def open_tar(path: Path) -> Tar:
 
     A broken shard has `faults`, and the samples before the fault. A shard that cannot be opened has only `faults`.
     """
-    tar = _open_kept(path)
+    tar = _open_indexed(path)
     if tar is None:
         tar = Tar(path, *scan(path))
         if tar.header.stamp:
@@ -246,20 +246,20 @@ def open_tar(path: Path) -> Tar:
     return tar
 
 
-def _open_kept(path: Path, whole: bool = True) -> Tar | None:
+def _open_indexed(path: Path, whole: bool = True) -> Tar | None:
     mark = stamp(path)
-    kept = (read_index(file, mark, whole) for file in index_files(path) if mark)
-    return next((Tar(path, *found) for found in kept if found), None)
+    indexes = (read_index(file, mark, whole) for file in index_files(path) if mark)
+    return next((Tar(path, *index) for index in indexes if index), None)
 
 
 def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
     """Open many shards; with `whole=False` tables may be empty. Several processes scan the shards without an index."""
-    kept = {path: _open_kept(path, whole) for path in paths}
-    tars = {path: tar for path, tar in kept.items() if tar is not None}
-    todo = [path for path in kept if path not in tars]
+    opened = {path: _open_indexed(path, whole) for path in paths}
+    tars = {path: tar for path, tar in opened.items() if tar is not None}
+    todo = [path for path in opened if path not in tars]
     if len(todo) <= 8:  # done before other processes would have started; threads would not run in parallel
         return tars | {path: open_tar(path) for path in todo}
     print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
     # the workers are forked, so that a script needs no `__main__` guard; `open_tar` makes the shard of each path
-    scanning = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_tar)
-    return tars | dict(zip(todo, watched(scanning), strict=True))
+    loader = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_tar)
+    return tars | dict(zip(todo, watched(loader), strict=True))

@@ -115,12 +115,12 @@ class CaptionLoader:
         With workers, the start of an epoch ends the previous epoch, because all epochs share the workers. A worker that
         died, or no data within `timeout`, raises `DiffCLIPError`.
         """
-        mine = self._jobs.now = ((epoch, items) for items in self._items(epoch, start_batch))
+        jobs = self._jobs.now = ((epoch, items) for items in self._items(epoch, start_batch))
         for batch in watched(self._loader):
             if isinstance(batch, DiffCLIPError):
                 raise batch
             yield batch
-            if self._workers and self._jobs.now is not mine:
+            if self._workers and self._jobs.now is not jobs:
                 raise DiffCLIPError("another epoch of this loader was started: use a second loader for it")
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ SAMPLES = 1000
 """Number of samples per shard."""
 _SPLIT = re.compile(r"(?:^|[_.-])(train|val|test)(?:idation|\d{4})?(?:[_.-]|$)")
 _SPLITS = ("", "train", "val", "test")
-_NAMED = re.compile(r"(?!\.).*(caption|token|karpathy|metadata)")
+_CAPTION_FILE = re.compile(r"(?!\.).*(caption|token|karpathy|metadata)")
 _QUALITY = 95
 
 ShardJob = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
@@ -53,27 +53,27 @@ def find_captions(source: Path) -> dict[str, Path]:
     """
     if not source.is_dir():
         raise InputError(f"{source} is not a folder: give the folder that holds the images")
-    named = sorted(
+    candidates = sorted(
         file
         for folder in (source, source / "annotations")
         if folder.is_dir()
         for file in folder.iterdir()
-        if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and _NAMED.match(file.name.lower())
+        if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and _CAPTION_FILE.match(file.name.lower())
     )
-    of_splits = [(match[1], file) for file in named if (match := _SPLIT.search(file.stem.lower()))]
-    chosen = of_splits or [("", file) for file in named]
-    found = dict(sorted(chosen, key=lambda one: _SPLITS.index(one[0])))
-    if len(found) != len(chosen) or not found:
-        several = f"several files of captions ({', '.join(file.name for file in named[:5])})"
+    of_splits = [(match[1], file) for file in candidates if (match := _SPLIT.search(file.stem.lower()))]
+    chosen = of_splits or [("", file) for file in candidates]
+    files = dict(sorted(chosen, key=lambda one: _SPLITS.index(one[0])))
+    if len(files) != len(chosen) or not files:
+        several = f"several files of captions ({', '.join(file.name for file in candidates[:5])})"
         raise InputError(
-            f"{source} has {several if named else 'no file of captions'}: name one with --captions FILE"
+            f"{source} has {several if candidates else 'no file of captions'}: name one with --captions FILE"
         )
-    if left := ", ".join(file.name for file in named if file not in found.values()):
+    if unused := ", ".join(file.name for file in candidates if file not in files.values()):
         print(
-            f"diffclip: {source}: left out, of no split: {left}; name what to pack with --captions FILE",
+            f"diffclip: {source}: left out, of no split: {unused}; name what to pack with --captions FILE",
             file=sys.stderr,
         )
-    return found
+    return files
 
 
 def make_shards(
@@ -101,12 +101,12 @@ def make_shards(
     Raises:
         InputError: no image is found, or `folder` holds shards of other settings, images or captions.
     """
-    without = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
+    uncaptioned = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
     captions = {name: texts for name, texts in captions.items() if texts}
-    places = _places(source, captions)
-    names = [name for name in captions if name in places]
-    found = digest_of([[name, captions[name]] for name in names])
-    settings = {"source": str(source.resolve()), "edge": edge, "captions": found}
+    paths = _find_files(source, captions)
+    names = [name for name in captions if name in paths]
+    digest = digest_of([[name, captions[name]] for name in names])
+    settings = {"source": str(source.resolve()), "edge": edge, "captions": digest}
     manifest = folder / MANIFEST
     if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
         raise InputError(
@@ -114,61 +114,61 @@ def make_shards(
         )
     if not manifest.exists() and any(folder.glob("*.tar")):
         raise InputError(f"{folder} holds shards already: choose another folder")
-    if not places:
+    if not paths:
         raise InputError(
             f"none of {len(captions)} images is in {source} (first: {next(iter(captions))!r}): check the folder"
         )
     write_text(manifest, json.dumps(settings))
-    for half in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # left by a call that was killed
-        half.unlink()
+    for leftover in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # left by a call that was killed
+        leftover.unlink()
     samples = []
     for number, i in enumerate(np.random.default_rng(0).permutation(len(names)).tolist()):
         key = f"{number:07d}_{re.sub(r'[^A-Za-z0-9-]', '_', Path(names[i]).stem)}"
-        samples.append((key, places[names[i]], captions[names[i]]))
+        samples.append((key, paths[names[i]], captions[names[i]]))
     jobs = [
         (folder / f"{number}.tar", samples[start : start + SAMPLES], edge)
         for number, start in enumerate(range(0, len(samples), SAMPLES))
     ]
-    missing = [Fault(name, f"is not in {source}") for name in captions if name not in places]
-    made = Made(len(jobs), faults=missing + without)
+    missing = [Fault(name, f"is not in {source}") for name in captions if name not in paths]
+    totals = Made(len(jobs), faults=missing + uncaptioned)
     for counts in in_processes(_write_shard, jobs, workers):
-        made.samples += counts["samples"]
-        made.captions += counts["captions"]
-        made.faults += [Fault(name, reason) for name, reason in counts["faults"]]
+        totals.samples += counts["samples"]
+        totals.captions += counts["captions"]
+        totals.faults += [Fault(name, reason) for name, reason in counts["faults"]]
         advance("images", counts["samples"] + len(counts["faults"]), len(samples))
     write_text(folder / "nshards.txt", f"{len(jobs)}\n")
-    return made
+    return totals
 
 
-def _places(source: Path, captions: Captions) -> dict[str, Path]:
+def _find_files(source: Path, captions: Captions) -> dict[str, Path]:
     """Find each image's file: at its path, else the first of its name if no other entry of `captions` has that name."""
-    exact: dict[str, Path] = {}
-    named: dict[str, Path] = {}
+    by_path: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for parent, _, files in os.walk(source, followlinks=True):
         for path in (Path(parent, file) for file in files if file.lower().endswith(SUFFIXES)):
-            inside = path.relative_to(source)
-            for place in (inside, inside.with_suffix("")):
-                exact.setdefault(place.as_posix(), path)
+            relative = path.relative_to(source)
+            for key in (relative, relative.with_suffix("")):
+                by_path.setdefault(key.as_posix(), path)
             for name in (path.name, path.stem):
-                named[name] = min(path, named.get(name, path))
-    asked = Counter(Path(name).name for name in captions)
-    found = {}
+                by_name[name] = min(path, by_name.get(name, path))
+    counts = Counter(Path(name).name for name in captions)
+    matches = {}
     for name in captions:
-        last = Path(name).name
-        if name in exact:
-            found[name] = exact[name]
-        elif last in named and asked[last] == 1:
-            found[name] = named[last]
-    return found
+        file_name = Path(name).name
+        if name in by_path:
+            matches[name] = by_path[name]
+        elif file_name in by_name and counts[file_name] == 1:
+            matches[name] = by_name[file_name]
+    return matches
 
 
 def _write_shard(job: ShardJob) -> dict[str, Any]:
     """Write one shard, and its counts beside it, unless both exist; return the counts. May run in another process."""
     target, samples, edge = job
-    beside = target.with_suffix(".json")
-    if target.exists() and beside.exists():
-        found: dict[str, Any] = json.loads(beside.read_text("utf-8"))
-        return found
+    counts_file = target.with_suffix(".json")
+    if target.exists() and counts_file.exists():
+        saved: dict[str, Any] = json.loads(counts_file.read_text("utf-8"))
+        return saved
     counts: dict[str, Any] = {"samples": 0, "captions": 0, "faults": []}
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
         for key, path, texts in samples:
@@ -182,7 +182,7 @@ def _write_shard(job: ShardJob) -> dict[str, Any]:
             _add(tar, f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))
             counts["samples"] += 1
             counts["captions"] += len(texts)
-    write_text(beside, json.dumps(counts))
+    write_text(counts_file, json.dumps(counts))
     return counts
 
 

@@ -68,24 +68,24 @@ class MaskedSet(EvaluationSet):
         Returns:
             The things, and their shares [things, grid, grid].
         """
-        where = self.source.name(self.indices[position])
+        name = self.source.name(self.indices[position])
         things, shares = [], [np.empty((0, grid, grid))]
         try:
             mask, size = _read_member(self, position, MASK)
         except (InputError, OSError) as error:
-            self.faults.append(sample_fault(where, error))
+            self.faults.append(sample_fault(name, error))
             return [], shares[0]
         box = crop_box(size, image_size, edge)
         for thing in self.things[position]:
-            own = mask != 0 if thing.values is None else np.isin(mask, thing.values)
-            share = coverage(own, box, grid)
+            thing_mask = mask != 0 if thing.values is None else np.isin(mask, thing.values)
+            share = coverage(thing_mask, box, grid)
             if _ROUNDING <= share.mean() <= 1 - _ROUNDING:
                 things.append(thing)
                 shares.append(share[None])
                 continue
-            outside = "lies outside the model's crop" if own.any() else "has no pixel in its mask"
-            why = "fills the model's crop" if share.mean() > 0.5 else outside
-            self.faults.append(Fault(where, f"has an object that {why}: {thing.name!r}", "mask"))
+            outside = "lies outside the model's crop" if thing_mask.any() else "has no pixel in its mask"
+            reason = "fills the model's crop" if share.mean() > 0.5 else outside
+            self.faults.append(Fault(name, f"has an object that {reason}: {thing.name!r}", "mask"))
         return things, np.concatenate(shares)
 
 
@@ -131,7 +131,7 @@ def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str],
     needed = {"image": IMAGE, f"mask (.{MASK})": (MASK,)}
     advice = f"give each a .{MASK} and a text (.txt or .cls)"
     indices, things, faults = usable_samples(shards, needed, advice, read)
-    texts = [[thing.text for thing in own] for own in things]
+    texts = [[thing.text for thing in sample_things] for sample_things in things]
     return MaskedSet(
         name, split, "masks", [], [], shards, indices, captions=texts, faults=faults, things=things
     )
@@ -154,8 +154,8 @@ def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], t
         numbers.setdefault(thing, []).append(number)
     if numbers:
         return [
-            Thing(thing, f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}", tuple(own))
-            for thing, own in numbers.items()
+            Thing(thing, f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}", tuple(values))
+            for thing, values in numbers.items()
         ]
     if "txt" in sample:
         text = captions_of({"txt": sample["txt"]}, name)[0]
@@ -214,8 +214,8 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
         mask.getexif()[ORIENTATION] = orientation
         mask = ImageOps.exif_transpose(mask)
     elif not _same_aspect(mask.size, size):
-        own, wanted = ("{}×{}".format(*shape) for shape in (mask.size, size))
-        raise InputError(f"has a mask of {own} pixels, another shape than its image's {wanted}")
+        mask_size, image_size = ("{}×{}".format(*shape) for shape in (mask.size, size))
+        raise InputError(f"has a mask of {mask_size} pixels, another shape than its image's {image_size}")
     return np.asarray(mask), size
 
 
@@ -236,13 +236,13 @@ def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash
     if edge == "squash":
         return 0, 0, 1, 1
     # a very long image is cut at both ends before it is scaled
-    kept = [min(length, LONGEST_RATIO * min(size)) for length in size]
+    lengths = [min(length, LONGEST_RATIO * min(size)) for length in size]
     ends = []
-    for whole, part in zip(size, kept, strict=True):
-        scaled = edge if part == min(kept) else int(edge * part / min(kept))
+    for whole, part in zip(size, lengths, strict=True):
+        scaled = edge if part == min(lengths) else int(edge * part / min(lengths))
         first = round((scaled - image_size) / 2)
         start = (whole - part) // 2
-        ends.append([(start + part * at / scaled) / whole for at in (first, first + image_size)])
+        ends.append([(start + part * bound / scaled) / whole for bound in (first, first + image_size)])
     return ends[0][0], ends[1][0], ends[0][1], ends[1][1]
 
 

@@ -71,20 +71,20 @@ def whole_epoch(layout: Layout, steps: Steps, seed: int, epoch: int, start: int 
     np.random.default_rng((seed, epoch)).shuffle(order)
     order = order[: steps.batches * steps.size].reshape(steps.batches, steps.world, steps.part)
     # Copy and delete: otherwise the parts of the other processes would stay in memory for an epoch.
-    mine = order[start:, steps.rank].copy()
+    part = order[start:, steps.rank].copy()
     del order
-    yield from mine
+    yield from part
 
 
 def _visits(layout: Layout, seed: int, epoch: int) -> Items:
     """List all items of an epoch, source by source."""
     first, parts = 0, [np.zeros(0, np.int64)]
-    for source, (whole, more) in enumerate(layout.passes):
+    for source, (repeats, extra) in enumerate(layout.passes):
         samples = np.arange(first, first + sum(layout.sources[source]))
-        parts += [samples + repeat * layout.total for repeat in range(whole)]
-        if more:
+        parts += [samples + repeat * layout.total for repeat in range(repeats)]
+        if extra:
             draw = np.random.default_rng((seed, epoch, _PART_OF_SOURCE, source))
-            parts.append(draw.permutation(samples)[:more] + whole * layout.total)
+            parts.append(draw.permutation(samples)[:extra] + repeats * layout.total)
         first += len(samples)
     return np.concatenate(parts)
 
@@ -115,14 +115,14 @@ def windowed_epoch(
     # this process's part of the whole order, and the pieces that it touches
     first = steps.rank * steps.batches * steps.part
     last = first + steps.batches * steps.part
-    mine = np.flatnonzero((ends > first) & (begins < last))
-    at, left = first + start * steps.part, np.zeros(0, np.int64)
-    for place in range(0, len(mine), window):
-        chosen = mine[place : place + window].tolist()
+    touched = np.flatnonzero((ends > first) & (begins < last))
+    position, pending = first + start * steps.part, np.zeros(0, np.int64)
+    for offset in range(0, len(touched), window):
+        chosen = touched[offset : offset + window].tolist()
         begin, end = max(begins[chosen[0]], first), min(ends[chosen[-1]], last)
-        if end <= at:
+        if end <= position:
             continue
-        upcoming(list(dict.fromkeys(pieces[mine[place : place + 2 * window], 0].tolist())))
+        upcoming(list(dict.fromkeys(pieces[touched[offset : offset + 2 * window], 0].tolist())))
         parts = []
         for piece in chosen:
             shard, repeat, taken = pieces[piece].tolist()
@@ -131,32 +131,32 @@ def windowed_epoch(
             parts.append(order[inside] + firsts[shard] + repeat * layout.total)
         items = np.concatenate(parts)
         np.random.default_rng((seed, epoch, _WINDOW, chosen[0])).shuffle(items)
-        left = np.concatenate([left, items[max(at - begin, 0) :]])
-        whole = len(left) // steps.part * steps.part
-        yield from left[:whole].reshape(-1, steps.part)
-        left = left[whole:]
+        pending = np.concatenate([pending, items[max(position - begin, 0) :]])
+        whole = len(pending) // steps.part * steps.part
+        yield from pending[:whole].reshape(-1, steps.part)
+        pending = pending[whole:]
 
 
 def _shuffled_shards(layout: Layout, seed: int, epoch: int) -> Items:
     """Return [pieces, 3]: shard, repeat and number of samples. A shard has one piece for each time it is shown."""
     pieces, first = [np.zeros((0, 3), np.int64)], 0
-    for source, (whole, more) in enumerate(layout.passes):
+    for source, (repeats, extra) in enumerate(layout.passes):
         counts = np.array(layout.sources[source], dtype=np.int64)
         shards = np.arange(first, first + len(counts))
-        shown = [counts] * whole
-        if more:
+        passes = [counts] * repeats
+        if extra:
             # each shard gives its share, rounded up or down at random
             total = int(counts.sum())
             shift = int(np.random.default_rng((seed, epoch, _SHARES, source)).integers(total))
             # in Python's integers: the product of two numbers of samples may overflow int64
-            ends = [(more * end + shift) // total for end in np.cumsum(counts).tolist()]
-            shown.append(np.diff(np.array([0, *ends], dtype=np.int64)))
-        for repeat, taken in enumerate(shown):
+            ends = [(extra * end + shift) // total for end in np.cumsum(counts).tolist()]
+            passes.append(np.diff(np.array([0, *ends], dtype=np.int64)))
+        for repeat, taken in enumerate(passes):
             pieces.append(np.stack([shards, np.full_like(shards, repeat), taken], axis=1)[taken > 0])
         first += len(counts)
     order = np.concatenate(pieces)
-    places = np.random.default_rng((seed, epoch)).permutation(len(order))
-    shuffled: Items = order[places]
+    permutation = np.random.default_rng((seed, epoch)).permutation(len(order))
+    shuffled: Items = order[permutation]
     return shuffled
 
 

@@ -35,7 +35,7 @@ from diffclip.errors import Fault, InputError, explained, require_group
 
 # Sets without splits: the number or the share of training images of each class; the other images are for testing.
 # As in TFDS: 30 per class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
-_DRAWN: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
+_TRAIN_IMAGES: dict[str, int | float] = {"caltech101": 30, "sun397": 0.8}
 # Number of classes of a complete set, if it has not all of ImageNet's.
 _CLASSES = {"imagenet-a": 200, "imagenet-r": 200}
 # Number of test images of a complete set.
@@ -59,34 +59,34 @@ def open_files(name: str, split: str, place: Path) -> EvaluationSet:
     if reader == "choices":
         return open_choices(name, place)
     if reader == "builder":
-        return _built(name, split, place)
+        return _open_with_builder(name, split, place)
     if reader == "captions":
-        return _captioned(name, split, *files_of(name, split, place))
-    return _class_folders(name, split, *files_of(name, split, place))
+        return _open_captioned(name, split, *files_of(name, split, place))
+    return _open_class_folders(name, split, *files_of(name, split, place))
 
 
-def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
+def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
     """Open the images in the class folders of `folder`: ImageNet, or a shifted version of it."""
     from open_clip import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
     from timm.data import ImageNetInfo
 
     names = map(str, range(1000)) if name == "imagenetv2" else ImageNetInfo().label_names()
-    known = {class_name: number for number, class_name in enumerate(names)}
-    folders = [found.name for found in folder.iterdir() if found.is_dir() and found.name[0] != "."]
-    if foreign := sorted(set(folders) - set(known)):
+    numbers = {class_name: number for number, class_name in enumerate(names)}
+    folders = [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+    if foreign := sorted(set(folders) - set(numbers)):
         raise InputError(f"{folder / foreign[0]} is not a class of {name}: move it out of {folder}")
     if len(folders) != _CLASSES.get(name, 1000):
         raise InputError(
             f"{folder} has {len(folders)} class folders, {name} has {_CLASSES.get(name, 1000)}: fetch it again"
         )
-    folders.sort(key=known.__getitem__)
+    folders.sort(key=numbers.__getitem__)
     images = {
-        f"{found}/{file}": label
-        for label, found in enumerate(folders)
-        for file in sorted(os.listdir(folder / found))
+        f"{class_name}/{file}": label
+        for label, class_name in enumerate(folders)
+        for file in sorted(os.listdir(folder / class_name))
         if file.lower().endswith(SUFFIXES) and file[0] != "."
     }
-    classnames = [IMAGENET_CLASSNAMES[known[found]] for found in folders]
+    classnames = [IMAGENET_CLASSNAMES[numbers[class_name]] for class_name in folders]
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
     source, labels = FolderSource(folder, list(images)), list(images.values())
     indices = list(range(len(images)))
@@ -97,43 +97,43 @@ def _class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
     return data
 
 
-def _captioned(name: str, split: str, folder: Path, file: Path) -> EvaluationSet:
+def _open_captioned(name: str, split: str, folder: Path, file: Path) -> EvaluationSet:
     """Open the images that have captions in `file`. Missing images are left out and added to `faults`."""
-    found = read_captions(file)
-    source = FolderSource(folder, list(found))
-    there = [(folder / image).is_file() for image in found]
-    faults = [Fault(source.name(i), "is missing") for i, is_file in enumerate(there) if not is_file]
-    captions = list(found.values())
-    indices = [i for i, own in enumerate(captions) if own and there[i]]
+    entries = read_captions(file)
+    source = FolderSource(folder, list(entries))
+    exists = [(folder / image).is_file() for image in entries]
+    faults = [Fault(source.name(i), "is missing") for i, is_file in enumerate(exists) if not is_file]
+    captions = list(entries.values())
+    indices = [i for i, texts in enumerate(captions) if texts and exists[i]]
     if not indices:
         raise InputError(f"not one image in {folder} has a caption in {file.name}: fetch the set again")
-    own = [captions[i] for i in indices]
-    return EvaluationSet(name, split, "retrieval", [], [], source, indices, captions=own, faults=faults)
+    usable = [captions[i] for i in indices]
+    return EvaluationSet(name, split, "retrieval", [], [], source, indices, captions=usable, faults=faults)
 
 
-def _built(name: str, split: str, place: Path) -> EvaluationSet:
+def _open_with_builder(name: str, split: str, place: Path) -> EvaluationSet:
     """Open a set with clip_benchmark's builder."""
     require_group("eval", "clip_benchmark", "requests", "scipy")
     from clip_benchmark.datasets.builder import build_dataset
 
-    again = f"remove it and fetch it again, {command_for(name, place.parent)}"
+    advice = f"remove it and fetch it again, {command_for(name, place.parent)}"
     # damaged lists and pickles raise nearly any error
-    with warnings.catch_warnings(), explained(f"{name} in {place} cannot be read", again):
+    with warnings.catch_warnings(), explained(f"{name} in {place} cannot be read", advice):
         # the builder warns that it knows no splits of Caltech-101 and SUN397; `drawn_split` makes them
         warnings.simplefilter("ignore")
         dataset: Any = build_dataset(
             name, root=str(place), split=publishers_split(name, split), download=False
         )
     # torchvision's names for the list of labels (`y`: Caltech-101) and the list of files
-    kept = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
+    targets = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
     files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
-    labels = [int(label) for label in kept]
+    labels = [int(label) for label in targets]
     if absent := set(range(len(dataset.classes))) ^ set(labels):
-        raise InputError(f"{name} in {place} has no image or no name of its class {min(absent)}: {again}")
+        raise InputError(f"{name} in {place} has no image or no name of its class {min(absent)}: {advice}")
     indices = list(range(len(labels)))
     keys = [os.path.relpath(file, place) for file in files] if files else [f"{i:07d}" for i in indices]
-    if name in _DRAWN:
-        indices = drawn_split(keys, labels, split, _DRAWN[name])
+    if name in _TRAIN_IMAGES:
+        indices = drawn_split(keys, labels, split, _TRAIN_IMAGES[name])
     return EvaluationSet(
         name,
         split,
@@ -160,10 +160,10 @@ def drawn_split(keys: list[str], labels: list[int], split: str, train: int | flo
     for i in order:
         members.setdefault(labels[i], []).append(i)
     chosen: set[int] = set()
-    for label, own in members.items():
-        drawn = np.random.default_rng([0, label]).permutation(own).tolist()
-        learned = min(train if isinstance(train, int) else round(train * len(own)), len(own) - 1)
-        chosen.update(drawn[:learned] if split == "train" else drawn[learned:])
+    for label, numbers in members.items():
+        shuffled = np.random.default_rng([0, label]).permutation(numbers).tolist()
+        count = min(train if isinstance(train, int) else round(train * len(numbers)), len(numbers) - 1)
+        chosen.update(shuffled[:count] if split == "train" else shuffled[count:])
     return [i for i in order if i in chosen]
 
 
@@ -184,8 +184,8 @@ class ChoiceSet(EvaluationSet):
 
     def take(self, rows: Sequence[int]) -> Self:
         position = {row: i for i, row in enumerate(rows)}
-        kept = [one._replace(image=position[one.image]) for one in self.choices if one.image in position]
-        return replace(super().take(rows), choices=kept)
+        items = [item._replace(image=position[item.image]) for item in self.choices if item.image in position]
+        return replace(super().take(rows), choices=items)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -207,13 +207,13 @@ def open_choices(name: str, folder: Path) -> ChoiceSet:
     images: dict[str, int] = {}
     choices = []
     for file in files:
-        wanted = "give a file of items with filename, caption and negative_caption, as SugarCrepe's"
-        with explained(f"{file} cannot be read", wanted):
+        advice = "give a file of items with filename, caption and negative_caption, as SugarCrepe's"
+        with explained(f"{file} cannot be read", advice):
             for item in json.loads(file.read_text(encoding="utf-8")).values():
                 image = images.setdefault(item["filename"], len(images))
                 choices.append(Choice(file.stem, image, item["caption"], item["negative_caption"]))
     places = (folder / CHOICE_IMAGES, folder.resolve().parent / "mscoco_captions" / CHOICE_IMAGES)
-    place = next((one for one in places if one.is_dir()), places[0])
+    place = next((path for path in places if path.is_dir()), places[0])
     missing = [image for image in images if not (place / image).is_file()]
     if missing:
         raise InputError(

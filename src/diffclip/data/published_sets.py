@@ -169,10 +169,10 @@ def images_of(dataset: str) -> str:
 
 def parts_of(split: str) -> tuple[str, int | None, int | None]:
     """Read a split such as `val[500:]`: its name, and the start and end (exclusive) of its part (None: no bound)."""
-    found = _PART.fullmatch(split)
-    if found is None:
+    match = _PART.fullmatch(split)
+    if match is None:
         return split, None, None
-    name, first, end = found.groups()
+    name, first, end = match.groups()
     return name, int(first) if first else None, int(end) if end else None
 
 
@@ -204,15 +204,15 @@ def place_of(name: str, root: str | Path) -> Path:
 
 def not_there(name: str, root: str | Path | None, split: str = "test") -> InputError:
     """Make the error for a published set that is not in ROOT/NAME, or whose ROOT is unknown."""
-    entry, where = PUBLISHED[name], f"needs --data-root FOLDER, with FOLDER/{name} in it"
+    entry, problem = PUBLISHED[name], f"needs --data-root FOLDER, with FOLDER/{name} in it"
     if root:
         place = place_of(name, root)
-        where = f"is not in {place}"
-        lacking = [file for file in files_of(name, split, place) if not file.exists()]
-        if place.is_dir() and lacking:
-            where += f", which has neither {lacking[0].relative_to(place)} nor {split}/*.tar"
-    how = command_for(name, root or "FOLDER")
-    return InputError(f"{name} ({entry.title}, {entry.size} to download) {where}; to get it: {how}")
+        problem = f"is not in {place}"
+        missing = [file for file in files_of(name, split, place) if not file.exists()]
+        if place.is_dir() and missing:
+            problem += f", which has neither {missing[0].relative_to(place)} nor {split}/*.tar"
+    command = command_for(name, root or "FOLDER")
+    return InputError(f"{name} ({entry.title}, {entry.size} to download) {problem}; to get it: {command}")
 
 
 def by_hand(name: str, root: str | Path) -> str:

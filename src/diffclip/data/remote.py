@@ -35,7 +35,7 @@ _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
 _MARKS = ("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "blob_id")
 # Number of addresses that are queried at the same time.
-_QUESTIONS = 16
+_PARALLEL_QUERIES = 16
 # Seconds for which a requested copy is not removed: a process may be about to open it.
 _FRESH = 60.0
 
@@ -56,18 +56,18 @@ def expand_remote(spec: str) -> list[str]:
     Listed addresses are in natural order; single addresses are not checked. An address that is wrong or has no shards
     raises `InputError`. A server that does not answer raises `DiffCLIPError`.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     for address in expand_braces(spec):
         if not address.endswith("/") and "*" not in address:
-            found.append(address)
+            addresses.append(address)
             continue
         with _opened(address) as (system, path):
-            held = system.glob(path) if "*" in address else system.ls(path, detail=False)
-            held = [system.unstrip_protocol(one) for one in held if one.partition("?")[0].endswith(".tar")]
-        if not held:
+            urls = system.glob(path) if "*" in address else system.ls(path, detail=False)
+            urls = [system.unstrip_protocol(url) for url in urls if url.partition("?")[0].endswith(".tar")]
+        if not urls:
             raise InputError(f"no .tar shards in {shown(address)}: check the address")
-        found += sorted(held, key=lambda url: natural(Path(url)))
-    return found
+        addresses += sorted(urls, key=lambda url: natural(Path(url)))
+    return addresses
 
 
 class RemoteShards:
@@ -87,7 +87,7 @@ class RemoteShards:
     def headers(self, addresses: Sequence[str]) -> dict[str, Header]:
         """Return the header of each shard's index. A shard that does not exist or is broken has `faults`. An address
         that does not answer raises `DiffCLIPError`."""
-        with ThreadPoolExecutor(_QUESTIONS) as pool:
+        with ThreadPoolExecutor(_PARALLEL_QUERIES) as pool:
             return dict(zip(addresses, pool.map(self._header, addresses), strict=True))
 
     def copy(self, address: str) -> Path:
@@ -108,14 +108,14 @@ class RemoteShards:
     def _header(self, address: str) -> Header:
         try:
             with _opened(address) as (system, path):
-                about = system.info(path)
+                info = system.info(path)
         except _MissingError as error:
             return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
-        mark = " ".join(str(about[key]) for key in _MARKS if about.get(key) is not None)
+        mark = " ".join(str(info[key]) for key in _MARKS if info.get(key) is not None)
         self._marks[address] = mark
-        if found := read_index(cached_index(address), mark, whole=False):
-            return found[0]
-        header = _header_beside(system, path, about.get("size")) or open_tar(self.copy(address)).header
+        if index := read_index(cached_index(address), mark, whole=False):
+            return index[0]
+        header = _fetch_header(system, path, info.get("size")) or open_tar(self.copy(address)).header
         return self._keep(address, header)
 
     def _keep(self, address: str, header: Header) -> Header:
@@ -142,16 +142,16 @@ class RemoteShards:
                 used -= size
 
 
-def _header_beside(system: Any, path: str, size: Any) -> Header | None:
+def _fetch_header(system: Any, path: str, size: Any) -> Header | None:
     """Return the header of the index that was uploaded together with a shard, or None."""
     folder, _, name = path.partition("?")[0].rpartition("/")
     # nearly anything may go wrong; any failure counts as no index
     with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
         file = Path(scratch, "index.npy")
         system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
-        found = read_index(file, None, whole=False)
-        if found is not None and found[0].stamp.startswith(f"{size} "):
-            return found[0]
+        index = read_index(file, None, whole=False)
+        if index is not None and index[0].stamp.startswith(f"{size} "):
+            return index[0]
     return None
 
 
@@ -164,13 +164,13 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
     """Yield the file system of an address and the path in it; turn errors into one line."""
     from fsspec.core import url_to_fs
 
-    what = shown(address)
+    name = shown(address)
     try:
         yield url_to_fs(address)
     except DiffCLIPError:
         raise
     except (ImportError, ValueError) as error:
-        raise InputError(f"{what} cannot be read ({shown(str(error))}): check the address") from None
+        raise InputError(f"{name} cannot be read ({shown(str(error))}): check the address") from None
     # each protocol has errors of its own
     except Exception as error:
         # with http every failure is a FileNotFoundError; only its cause shows if the file is missing
@@ -178,11 +178,11 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
         cause = error.__cause__ if missing and address.startswith("http") else error
         if missing and (cause in (None, error) or getattr(cause, "status", None) in (404, 410)):
             raise _MissingError(
-                f"{what} does not exist: check the address (that of a folder ends with '/')"
+                f"{name} does not exist: check the address (that of a folder ends with '/')"
             ) from None
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None  # the disk of the copies is full
         reason = " ".join(shown(str(cause)).split()) or type(cause).__name__
         raise DiffCLIPError(
-            f"{what} cannot be read ({reason}): check the address and the network, or your credentials"
+            f"{name} cannot be read ({reason}): check the address and the network, or your credentials"
         ) from cause

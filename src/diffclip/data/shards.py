@@ -44,12 +44,12 @@ class Shards:
         self.identity = digest_of([[tar.path.name, tar.header.stamp] for tar in self._tars])
         self.faults = [Fault(str(tar.path), reason) for tar in self._tars for reason in tar.header.faults]
         if not len(self):
-            why = f" (first: {self.faults[0]})" if self.faults else ""
-            raise InputError(f"no sample in {self}{why}: give uncompressed WebDataset tars")
+            fault = f" (first: {self.faults[0]})" if self.faults else ""
+            raise InputError(f"no sample in {self}{fault}: give uncompressed WebDataset tars")
 
     def __str__(self) -> str:
-        more = f" and {len(self._tars) - 1} more shards" if len(self._tars) > 1 else ""
-        return f"{self._tars[0].path}{more}"
+        rest = f" and {len(self._tars) - 1} more shards" if len(self._tars) > 1 else ""
+        return f"{self._tars[0].path}{rest}"
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -71,10 +71,10 @@ class Shards:
 
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """Find the samples that have a member for each of `needed`, and the faults of the other samples."""
-        found = [tar.usable(needed) for tar in self._tars]
+        results = [tar.usable(needed) for tar in self._tars]
         begins = self._ends - [len(tar.table) for tar in self._tars]
-        numbers = [rows + begin for (rows, _), begin in zip(found, begins, strict=True)]
-        return np.concatenate(numbers), [fault for _, faults in found for fault in faults]
+        numbers = [rows + begin for (rows, _), begin in zip(results, begins, strict=True)]
+        return np.concatenate(numbers), [fault for _, faults in results for fault in faults]
 
     def _locate(self, i: int) -> tuple[Tar, int]:
         """Find the shard of sample `i`, and the row of the sample in the shard's index."""
@@ -94,18 +94,18 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         InputError: `spec` is empty, a file does not exist, or a folder or pattern has no shards.
     """
     shards: list[Path] = []
-    for one in [spec] if isinstance(spec, str | Path) else spec:
-        text = os.path.expanduser(str(one))
+    for entry in [spec] if isinstance(spec, str | Path) else spec:
+        text = os.path.expanduser(str(entry))
         names = [text] if os.path.exists(text) else expand_braces(text)
-        found = {name: [name] if os.path.exists(name) else glob.glob(name) for name in names}
-        missing = [name for name, paths in found.items() if not paths]
+        matches = {name: [name] if os.path.exists(name) else glob.glob(name) for name in names}
+        missing = [name for name, paths in matches.items() if not paths]
         if missing:
             which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
-            way_out = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
+            advice = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
             if "," in missing[0]:
-                way_out = "several are a list in a recipe, '[first, second]', or words"
-            raise InputError(f"{missing[0]} does not exist{which}: {way_out}")
-        for paths in found.values():
+                advice = "several are a list in a recipe, '[first, second]', or words"
+            raise InputError(f"{missing[0]} does not exist{which}: {advice}")
+        for paths in matches.values():
             for path in sorted(map(Path, sorted(paths)), key=natural):
                 shards += tar_files(path) if path.is_dir() else [path]
     if not shards:
@@ -117,15 +117,15 @@ def tar_files(folder: Path) -> list[Path]:
     """List all *.tar of `folder` in natural order. Raise `InputError` if there is none, or not yet all of them."""
     if (folder / MANIFEST).exists() and not (folder / "nshards.txt").exists():
         raise InputError(f"{folder} is not whole: run the same diffclip data make-shards again")
-    found = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
-    if not found:
+    tars = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
+    if not tars:
         if any(path.suffix[1:].lower() in IMAGE for path in folder.rglob("*")):
             raise InputError(
                 f"{folder} holds images and no .tar shards: make shards of them with "
                 f"diffclip data make-shards {folder} FOLDER"
             )
         raise InputError(f"no .tar shards in folder {folder}: give the folder that holds them")
-    return sorted(found, key=natural)
+    return sorted(tars, key=natural)
 
 
 def natural(path: Path) -> list[tuple[int, str]]:

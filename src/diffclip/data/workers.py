@@ -82,11 +82,11 @@ def in_processes(
 def blocked(signals: set[signal.Signals]) -> Iterator[None]:
     """Block `signals` in a `with` block. Processes that are started in it keep the signals blocked for good."""
     resource_tracker.ensure_running()  # if it started later, it would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def leave_signals_to_parent(worker: int) -> None:

@@ -43,7 +43,7 @@ def with_averages(records: Iterable[Record]) -> list[Record]:
     for record in measured:
         if record.value is not None:
             models.setdefault((record.model, record.weights, record.seed), []).append(record)
-    return measured + [average for own in models.values() for average in _averages(own)]
+    return measured + [average for group in models.values() for average in _averages(group)]
 
 
 def _averages(records: Sequence[Record]) -> list[Record]:
@@ -52,60 +52,65 @@ def _averages(records: Sequence[Record]) -> list[Record]:
     If a set has several splits, "test" counts, else the last by name; with several numbers of templates, the largest.
     """
     measure = attrgetter("task", "dataset", "metric", "corruption", "severity")
-    how = attrgetter("split", "templates")  # the same for all draws
+    variant = attrgetter("split", "templates")  # the same for all draws
     ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
-    chosen = {measure(one): how(one) for one in ranked}  # the last one wins
-    records = [one for one in ranked if how(one) == chosen[measure(one)]]
+    chosen = {measure(record): variant(record) for record in ranked}  # the last one wins
+    records = [record for record in ranked if variant(record) == chosen[measure(record)]]
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
-    plain = [one for one in records if one.corruption is None and base_of(one.dataset) is None]
-    accuracies = [one for one in records if one.task == "zero-shot" and one.metric == "acc1"]
-    zero_shot = [one for one in plain if one.task == "zero-shot" and one.metric == "acc1"]
-    probes = [one for one in plain if one.task == "linear-probe"]
+    plain = [record for record in records if record.corruption is None and base_of(record.dataset) is None]
+    accuracies = [record for record in records if record.task == "zero-shot" and record.metric == "acc1"]
+    bases = [record for record in plain if record.task == "zero-shot" and record.metric == "acc1"]
+    probes = [record for record in plain if record.task == "linear-probe"]
     panels = {
-        "linear probing": [one for one in probes if one.metric == headline_metric(one.dataset)],
-        "few-shot": [one for one in plain if one.task == "few-shot"],
-        "image retrieval": [one for one in plain if one.metric == "image_retrieval_recall@5"],
-        "text retrieval": [one for one in plain if one.metric == "text_retrieval_recall@5"],
-        "zero-shot": [one for one in zero_shot if one.dataset == _IMAGENET] or zero_shot,
+        "linear probing": [record for record in probes if record.metric == headline_metric(record.dataset)],
+        "few-shot": [record for record in plain if record.task == "few-shot"],
+        "image retrieval": [record for record in plain if record.metric == "image_retrieval_recall@5"],
+        "text retrieval": [record for record in plain if record.metric == "text_retrieval_recall@5"],
+        "zero-shot": [record for record in bases if record.dataset == _IMAGENET] or bases,
     }
-    found = [
+    averages = [
         _mean(parts, SIX_TASKS, panel, AVERAGE, draw)
-        for panel, own in panels.items()
-        for draw, parts in _by_draw(own).items()
+        for panel, group in panels.items()
+        for draw, parts in _by_draw(group).items()
     ]
     # first the bases with shifted sets, then those with corruptions
-    sets_of = [[one for one in accuracies if base_of(one.dataset) == base.dataset] for base in zero_shot]
+    sets_of = [[shift for shift in accuracies if base_of(shift.dataset) == base.dataset] for base in bases]
     copies_of = [
-        [one for one in accuracies if one.corruption and one.dataset == base.dataset] for base in zero_shot
+        [copy for copy in accuracies if copy.corruption and copy.dataset == base.dataset] for base in bases
     ]
-    shifted = [(base, own) for base, own in zip(zero_shot * 2, sets_of + copies_of, strict=True) if own]
+    shifted = [(base, shifts) for base, shifts in zip(bases * 2, sets_of + copies_of, strict=True) if shifts]
     if shifted:  # the paper's panel is about one base
-        found.append(_mean(shifted[0][1], SIX_TASKS, "out of domain", AVERAGE))
+        averages.append(_mean(shifted[0][1], SIX_TASKS, "out of domain", AVERAGE))
     for base, shifts in shifted:
         mean = _mean(shifts, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
         whole = _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL)
-        found += [mean, whole, _drop(base, shifts, mean)]
-    return found
+        averages += [mean, whole, _drop(base, shifts, mean)]
+    return averages
 
 
 def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
     """Group by draw. Only draws that every set has are kept; a set without draws belongs to each of them."""
     sets: dict[tuple[str, str], dict[int | None, Record]] = {}
-    for one in records:
-        sets.setdefault((one.dataset, one.split), {})[one.draw] = one
-    draws = {draw for own in sets.values() for draw in own if draw is not None}
+    for record in records:
+        sets.setdefault((record.dataset, record.split), {})[record.draw] = record
+    draws = {draw for by_draw in sets.values() for draw in by_draw if draw is not None}
     if not draws:
         return {None: list(records)} if records else {}
-    shared = [draw for draw in sorted(draws) if all(draw in own or None in own for own in sets.values())]
-    return {draw: [own[draw] if draw in own else own[None] for own in sets.values()] for draw in shared}
+    shared = [
+        draw for draw in sorted(draws) if all(draw in by_draw or None in by_draw for by_draw in sets.values())
+    ]
+    return {
+        draw: [by_draw[draw] if draw in by_draw else by_draw[None] for by_draw in sets.values()]
+        for draw in shared
+    }
 
 
 def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: int | None = None) -> Record:
-    chances = [one.chance for one in parts if one.chance is not None]
-    value = sum(_value(one) for one in parts) / len(parts)
-    below, above = _half(parts, upper=False), _half(parts, upper=True)
+    chances = [part.chance for part in parts if part.chance is not None]
+    value = sum(_value(part) for part in parts) / len(parts)
+    below, above = _half_width(parts, upper=False), _half_width(parts, upper=True)
     names = tuple(map(_name, parts))
-    templates = {one.templates for one in parts}
+    templates = {part.templates for part in parts}
     fields: dict[str, Any] = {
         "task": task,
         "dataset": dataset,
@@ -114,7 +119,7 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
         "draw": draw,
         "of": names,
         "value": value,
-        "count": sum(one.count for one in parts),
+        "count": sum(part.count for part in parts),
         "low": None if below is None else value - below / len(parts),
         "high": None if above is None else value + above / len(parts),
         "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,
@@ -134,8 +139,8 @@ def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
     value = _value(base) - _value(mean)
     low = high = None
     if base.low is not None and base.high is not None and mean.low is not None and mean.high is not None:
-        same = all(images_of(one.dataset) == images_of(base.dataset) for one in shifts)
-        join = sum if same else lambda halves: math.hypot(*halves)
+        same_images = all(images_of(shift.dataset) == images_of(base.dataset) for shift in shifts)
+        join = sum if same_images else lambda halves: math.hypot(*halves)
         low = value - join([_value(base) - base.low, mean.high - _value(mean)])
         high = value + join([base.high - _value(base), _value(mean) - mean.low])
     count, protocol = base.count + mean.count, f"{base.dataset} minus the {mean.protocol}"
@@ -147,13 +152,13 @@ def _value(record: Record) -> float:
     return record.value or 0.0  # `with_averages` has left out records without a value
 
 
-def _half(parts: Sequence[Record], upper: bool) -> float | None:
+def _half_width(parts: Sequence[Record], upper: bool) -> float | None:
     """Return one half of the interval of the sum; None if a part has no interval."""
-    added: dict[tuple[str, str], float] = {}
-    for one in parts:
-        if one.low is None or one.high is None:
+    sums: dict[tuple[str, str], float] = {}
+    for part in parts:
+        if part.low is None or part.high is None:
             return None
-        images = images_of(one.dataset), one.split
-        half = one.high - _value(one) if upper else _value(one) - one.low
-        added[images] = added.get(images, 0.0) + half
-    return math.hypot(*added.values())
+        images = images_of(part.dataset), part.split
+        half = part.high - _value(part) if upper else _value(part) - part.low
+        sums[images] = sums.get(images, 0.0) + half
+    return math.hypot(*sums.values())

@@ -59,10 +59,10 @@ def parameter(name: str, severity: int, size: int) -> float:
     the nearest size counts. An unknown corruption or a severity other than 1 to 5 raises `InputError`.
     """
     if name not in PARAMETERS or severity not in range(1, MOST_SEVERE + 1):
-        known = f"give {', '.join(CORRUPTIONS)} with a severity from 1 to {MOST_SEVERE}"
-        raise InputError(f"there is no corruption {name}:{severity}: {known}")
+        advice = f"give {', '.join(CORRUPTIONS)} with a severity from 1 to {MOST_SEVERE}"
+        raise InputError(f"there is no corruption {name}:{severity}: {advice}")
     sizes = PARAMETERS[name]
-    logs = [math.log(known) for known in sizes]
+    logs = [math.log(published) for published in sizes]
     value = float(np.interp(math.log(size), logs, [values[severity - 1] for values in sizes.values()]))
     return float(round(value)) if name == "jpeg" else value
 

@@ -55,13 +55,13 @@ def embed_texts(
         raise InputError("there is no text to embed: give at least one")
     device = next(iter(model.parameters())).device
     # our own text tower ignores padding; another model may not
-    ours = {"skip_padding": True} if isinstance(model, CLIP) else {}
+    extra = {"skip_padding": True} if isinstance(model, CLIP) else {}
     # Texts of similar length share a batch, so that it has little padding
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     features = []
     for start in range(0, len(texts), batch_size):
         batch = [texts[index] for index in order[start : start + batch_size]]
-        features.append(F.normalize(model.encode_text(tokenizer(batch).to(device), **ours).float(), dim=-1))
+        features.append(F.normalize(model.encode_text(tokenizer(batch).to(device), **extra).float(), dim=-1))
         if progress:
             progress("texts", len(batch), len(texts))
     return checked(torch.cat(features)[torch.tensor(order).argsort().to(device)], "texts")
@@ -91,11 +91,11 @@ def embed_captioned(
     """Embed batches of (images [B, 3, S, S], captions of each): [N, D], [M, D] and the image of each text [M]."""
     features: list[Tensor] = []
     captions: list[Sequence[str]] = []
-    for images, own in batches:
+    for images, batch_captions in batches:
         features.append(embed_images(model, images))
-        captions += own
-    texts = [text for own in captions for text in own]
-    owners = torch.tensor([image for image, own in enumerate(captions) for _ in own], dtype=torch.int64)
+        captions += batch_captions
+    texts = [text for group in captions for text in group]
+    owners = torch.tensor([image for image, group in enumerate(captions) for _ in group], dtype=torch.int64)
     return joined(features), embed_texts(model, tokenizer, texts, progress=progress), owners
 
 
@@ -130,9 +130,9 @@ def build_classifier(
 
 def fill_template(template: str, name: str) -> str:
     """Put the class name in place of `{c}` (or `{}`); other braces in template and name stay."""
-    for place in ("{c}", "{}"):
-        if place in template:
-            return template.replace(place, name)
+    for placeholder in ("{c}", "{}"):
+        if placeholder in template:
+            return template.replace(placeholder, name)
     raise InputError(f"template {template!r} has no place for the class name: write {{c}} where it goes")
 
 

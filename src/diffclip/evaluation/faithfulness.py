@@ -64,8 +64,8 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
             rows, positions, truths = zip(*items[start : start + at_once], strict=True)
             images, truth = batch.images[list(rows)].to(texts), torch.tensor(truths, device=texts.device)
             maps = _maps(model, images, texts[truth], positions, grid)
-            found = _areas(model, images, texts, truth, maps, setting.batch_size)
-            for key, values in found.items():
+            part_areas = _areas(model, images, texts, truth, maps, setting.batch_size)
+            for key, values in part_areas.items():
                 areas.setdefault(key, []).append(values)
             owners += positions
     if not owners:
@@ -73,9 +73,9 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     hits = {key: torch.cat(parts).double().numpy() for key, parts in areas.items()}
     clusters = np.array(owners) if isinstance(data, MaskedSet) else None
     scores: list[Score] = []
-    for (metric, order), own in hits.items():
+    for (metric, order), outcomes in hits.items():
         chance = float(hits[metric, RANDOM].mean())
-        scores += with_facts([mean_score(metric, own, chance, clusters)], map=order)
+        scores += with_facts([mean_score(metric, outcomes, chance, clusters)], map=order)
     method = (
         f"{grid}×{grid} patches in {STEPS} steps, replaced by the mean of the statistics, the most relevant first; "
         f"probability of the true text among {len(words)}; relevance (Chefer et al.) and Grad-ECLIP of the last layer"
@@ -95,11 +95,11 @@ def _maps(
     model: CLIP, images: Tensor, texts: Tensor, positions: tuple[int, ...], grid: int
 ) -> dict[str, Tensor]:
     """Score the patches of images [n, 3, S, S] for their true texts [n, D]: [n, P] by order."""
-    found = image_relevances(model, images, texts[:, None])
+    relevances = image_relevances(model, images, texts[:, None])
     graph = image_relevances(model, images, texts[:, None], norm="graph", methods=["relevance"])
-    found[IN_GRAPH] = graph["relevance"]
+    relevances[IN_GRAPH] = graph["relevance"]
     drawn = [np.random.default_rng([_SEED, position]).random(grid * grid) for position in positions]
-    return {name: one[:, 0].flatten(1).cpu() for name, one in found.items()} | {
+    return {name: values[:, 0].flatten(1).cpu() for name, values in relevances.items()} | {
         CENTER_PRIOR: center_prior(grid).expand(len(images), -1),
         RANDOM: torch.from_numpy(np.stack(drawn)),
     }
@@ -112,13 +112,13 @@ def _areas(
     scores = torch.stack(list(maps.values()), dim=1).numpy()  # [n, O, P]
     count, orders, patches = scores.shape
     ties = np.broadcast_to(maps[RANDOM].numpy()[:, None], scores.shape)
-    place = torch.from_numpy(np.lexsort((ties, -scores)).argsort(-1))
-    done = (torch.arange(STEPS + 1) * patches / STEPS).round()[1:-1, None]
-    inserted = place[:, :, None] < done  # [n, O, STEPS − 1, P]
+    ranks = torch.from_numpy(np.lexsort((ties, -scores)).argsort(-1))
+    limits = (torch.arange(STEPS + 1) * patches / STEPS).round()[1:-1, None]
+    inserted = ranks[:, :, None] < limits  # [n, O, STEPS − 1, P]
     ends = torch.stack([torch.zeros(patches), torch.ones(patches)]).expand(count, -1, -1).bool()
     kept = torch.cat([ends, inserted.flatten(1, 2), ~inserted.flatten(1, 2)], dim=1)
-    found = _probabilities(model, images, texts, truth, kept, at_once)
-    blank, whole, rest = found[:, :1], found[:, 1:2], found[:, 2:].view(count, 2, orders, -1)
+    curves = _probabilities(model, images, texts, truth, kept, at_once)
+    blank, whole, rest = curves[:, :1], curves[:, 1:2], curves[:, 2:].view(count, 2, orders, -1)
     areas = (rest.sum(-1) + (blank + whole)[:, None] / 2) / STEPS
     return {
         (metric, name): areas[:, kind, order]
@@ -133,12 +133,12 @@ def _probabilities(
     """Compute the probability [n, M] of the true text [n] if only the patches `kept` [n, M, P] of an image show."""
     patch = model.config.vision.patch_size
     side = images.shape[-1] // patch
-    which = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)
+    owners = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)
     parts = []
     with evaluating(model):
-        parts_of = (torch.split(one, at_once) for one in (which, kept.flatten(0, 1)))
-        for rows, shown in zip(*parts_of, strict=True):
-            pixels = shown.view(-1, 1, side, side).to(images)
+        batches = (torch.split(values, at_once) for values in (owners, kept.flatten(0, 1)))
+        for rows, masks in zip(*batches, strict=True):
+            pixels = masks.view(-1, 1, side, side).to(images)
             pixels = pixels.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
             features = checked(embed_images(model, images[rows] * pixels), "images")
             shares = (model.logit_scale.exp() * features @ texts.T).softmax(-1)

@@ -43,9 +43,9 @@ class Features(NamedTuple):
             f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least
         ]
         if short:
-            more = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
+            total = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
             raise InputError(
-                f"{self.where}: class {short[0]} images{more}, and {least} are needed {what}: add some, or leave the "
+                f"{self.where}: class {short[0]} images{total}, and {least} are needed {what}: add some, or leave the "
                 "class out of the set"
             )
 
@@ -87,11 +87,11 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
                 values.append(model.visual(images).float().cpu())
                 labels += [data.labels[position] for position in batch.positions]
         # a clone, because tensors of inference mode cannot be trained on
-        found = Features(f"{data.name}/{data.split}", joined(values).clone(), torch.tensor(labels))
-        setting.features[key] = found, list(data.faults)
-    kept: tuple[Features, list[Fault]] = setting.features[key]
-    setting.data.faults = list(dict.fromkeys(setting.data.faults + kept[1]))
-    return kept[0]
+        features = Features(f"{data.name}/{data.split}", joined(values).clone(), torch.tensor(labels))
+        setting.features[key] = features, list(data.faults)
+    cached: tuple[Features, list[Fault]] = setting.features[key]
+    setting.data.faults = list(dict.fromkeys(setting.data.faults + cached[1]))
+    return cached[0]
 
 
 def weights_digest(module: nn.Module) -> str:

@@ -54,9 +54,9 @@ def draw_episodes(
 ) -> Episodes:
     """Draw episodes from the labels (int64 [N] and [M]) and the seed alone, so that every model gets the same ones."""
     generator = np.random.default_rng(seed)
-    chosen = _distinct(generator, np.full(episodes, classes), WAY)
-    supports, _ = _of_classes(generator, train_labels.numpy(), classes, chosen, SHOT)
-    queries, asked = _of_classes(generator, test_labels.numpy(), classes, chosen, QUERIES)
+    chosen = _draw_distinct(generator, np.full(episodes, classes), WAY)
+    supports, _ = _draw_images(generator, train_labels.numpy(), classes, chosen, SHOT)
+    queries, asked = _draw_images(generator, test_labels.numpy(), classes, chosen, QUERIES)
     return Episodes(torch.from_numpy(supports), torch.from_numpy(queries), torch.from_numpy(asked))
 
 
@@ -67,7 +67,7 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
     another prototype as to its own is wrong.
     """
     hits = []
-    own = torch.eye(WAY, dtype=torch.bool)[None, :, None]  # [1, true class, 1, prototype]
+    is_own = torch.eye(WAY, dtype=torch.bool)[None, :, None]  # [1, true class, 1, prototype]
     with one_thread():
         for start in range(0, len(episodes.supports), _EPISODES_AT_ONCE):
             part = slice(start, start + _EPISODES_AT_ONCE)
@@ -78,8 +78,8 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
             # the squared distance minus the query's squared length, which is the same for all prototypes
             distances = prototypes.square().sum(-1)[:, None] - 2 * queries.flatten(1, 2) @ prototypes.mT
             distances = distances.view(-1, WAY, QUERIES, WAY)
-            to_own = distances.masked_fill(~own, torch.inf).amin(-1)
-            to_others = distances.masked_fill(own, torch.inf).amin(-1)
+            to_own = distances.masked_fill(~is_own, torch.inf).amin(-1)
+            to_others = distances.masked_fill(is_own, torch.inf).amin(-1)
             hits.append((to_own < to_others) & episodes.asked[part])
             if progress:
                 progress("episodes", len(hits[-1]), len(episodes.supports))
@@ -108,31 +108,31 @@ def score_episodes(
     test.check(classnames, 1, "to ask about")
     episodes = draw_episodes(train.labels, test.labels, classes, seed, EPISODES)
     right = episode_hits(train.values, test.values, episodes, progress)
-    asked = episodes.asked.sum((1, 2)).double()
-    accuracies = right.sum((1, 2)) / asked
-    weights = (episodes.asked.sum() / (len(asked) * asked))[:, None, None].expand_as(right)
+    counts = episodes.asked.sum((1, 2)).double()
+    accuracies = right.sum((1, 2)) / counts
+    weights = (episodes.asked.sum() / (len(counts) * counts))[:, None, None].expand_as(right)
     images, order = episodes.queries[episodes.asked].sort(stable=True)
     hits = (right * weights)[episodes.asked][order].numpy()
     value, unweighted = float(accuracies.mean()), right[episodes.asked][order].double().numpy()
     # the interval of the plain mean over answers, which stays within 0 and 1, moved to the weighted mean
-    moved = value - float(unweighted.mean())
-    low, high = (min(1.0, max(0.0, bound + moved)) for bound in mean_interval(unweighted, images))
+    shift = value - float(unweighted.mean())
+    low, high = (min(1.0, max(0.0, bound + shift)) for bound in mean_interval(unweighted, images))
     return Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images.numpy())
 
 
-def _of_classes(
+def _draw_images(
     generator: np.random.Generator, labels: Index, classes: int, chosen: Index, count: int
 ) -> tuple[Index, NDArray[np.bool_]]:
     """Draw `count` images of each chosen class [E, WAY], and say which are no padding: both [E, WAY, count]."""
     by_class = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=classes)
     starts = np.cumsum(sizes) - sizes
-    drawn = _distinct(generator, sizes[chosen].ravel(), count).reshape(*chosen.shape, count)
-    there = np.arange(count) < sizes[chosen][..., None]
-    return by_class[starts[chosen][..., None] + np.where(there, drawn, 0)], there
+    drawn = _draw_distinct(generator, sizes[chosen].ravel(), count).reshape(*chosen.shape, count)
+    present = np.arange(count) < sizes[chosen][..., None]
+    return by_class[starts[chosen][..., None] + np.where(present, drawn, 0)], present
 
 
-def _distinct(generator: np.random.Generator, sizes: Index, count: int) -> Index:
+def _draw_distinct(generator: np.random.Generator, sizes: Index, count: int) -> Index:
     """Draw `count` different numbers below n in random order for each size n [R]: [R, count]. If n is less than
     `count`, only the first n are below n."""
     drawn = np.empty((len(sizes), 0), dtype=np.int64)

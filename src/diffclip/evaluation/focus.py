@@ -47,53 +47,55 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     The primary map is `own minus other text`. A set with a single text has no such map.
     """
     model, data, prompt = setting.model, setting.data, setting.prompt
-    grid, words = patch_grid(model), distinct_texts(setting)
+    grid, all_texts = patch_grid(model), distinct_texts(setting)
     untrained = CLIP(model.config, init=setting.init, seed=_SEED).to(model.logit_scale)
-    features, fresh = (replace(setting, model=one).text_features(words) for one in (model, untrained))
-    index = {text: i for i, text in enumerate(words)}
+    features, fresh = (replace(setting, model=clip).text_features(all_texts) for clip in (model, untrained))
+    index = {text: i for i, text in enumerate(all_texts)}
     # shuffled, because neighbors in the alphabet are similar: "a red ring", "a red star"
-    circle = [words[i] for i in np.random.default_rng(_SEED).permutation(len(words))]
-    found: list[dict[Place, Tensor]] = []
+    circle = [all_texts[i] for i in np.random.default_rng(_SEED).permutation(len(all_texts))]
+    tables: list[dict[Place, Tensor]] = []
     positions: list[int] = []
     coverages: list[Tensor] = []
-    together = images_at_once(model)
+    limit = images_at_once(model)
     for batch in setting.batches():
         groups: dict[int, list[_Image]] = {}  # by number of texts
         for image, position in zip(batch.images, batch.positions, strict=True):
             texts, coverage = texts_in_view(setting, position, grid)
             if texts:
                 groups.setdefault(len(texts), []).append((position, image, texts, coverage))
-        parts = [own[at : at + together] for own in groups.values() for at in range(0, len(own), together)]
+        parts = [group[i : i + limit] for group in groups.values() for i in range(0, len(group), limit)]
         for part in parts:
-            places, pixels, asked, shares = zip(*part, strict=True)
-            own = torch.tensor([[index[text] for text in texts] for texts in asked])
-            other = [[index[other_text(text, texts, circle)] for text in texts] for texts in asked]
+            part_positions, pixels, part_texts, shares = zip(*part, strict=True)
+            own_texts = torch.tensor([[index[text] for text in texts] for texts in part_texts])
+            other_texts = [[index[other_text(text, texts, circle)] for text in texts] for texts in part_texts]
             covered = torch.from_numpy(np.concatenate(shares)).flatten(1)
             images = torch.stack(pixels).to(features.device)
-            contrast = features[torch.tensor(other)] if len(words) > 1 else None
-            maps = _last_layer(model, images, features[own], contrast)
-            blind = image_relevances(untrained, images, fresh[own], methods=["relevance"])["relevance"]
+            contrast = features[torch.tensor(other_texts)] if len(all_texts) > 1 else None
+            maps = _last_layer(model, images, features[own_texts], contrast)
+            blind = image_relevances(untrained, images, fresh[own_texts], methods=["relevance"])["relevance"]
             maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
             maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
-            single: dict[Place, Tensor] = {}
+            headlines: dict[Place, Tensor] = {}
             for map, rows in maps.items():
-                single |= _headlines(map, rows, covered)
-            first = {place: one for place, one in single.items() if place.map == OWN_MINUS_OTHER}
-            found.append(first | _measure(model, images, features[own], covered) | single)
-            positions += np.repeat(places, own.shape[1]).tolist()
+                headlines |= _headlines(map, rows, covered)
+            primary = {place: values for place, values in headlines.items() if place.map == OWN_MINUS_OTHER}
+            tables.append(primary | _measure(model, images, features[own_texts], covered) | headlines)
+            positions += np.repeat(part_positions, own_texts.shape[1]).tolist()
             coverages.append(covered)
     data.faults = list(dict.fromkeys(data.faults))
     if len(set(positions)) < 2:
-        why = f": {data.faults[-1]}" if data.faults else ""
+        reason = f": {data.faults[-1]}" if data.faults else ""
         raise InputError(
             f"{data.name}/{data.split} has {len(set(positions))} images whose mask has an object and a background, "
-            f"and two are needed{why}"
+            f"and two are needed{reason}"
         )
     # in the order of the set, whatever the batches were, because items are paired with those of another model
     order = np.argsort(positions, kind="stable")
-    table = {place: torch.cat([one[place] for one in found]).double()[order] for place in found[0]}
+    table = {place: torch.cat([values[place] for values in tables]).double()[order] for place in tables[0]}
     covered = torch.cat(coverages)
-    uniform = {name: float(one.mean()) for name, one in _patches(torch.ones_like(covered), covered).items()}
+    uniform = {
+        name: float(values.mean()) for name, values in _patches(torch.ones_like(covered), covered).items()
+    }
     uniform["class_token"] = 1 / (1 + model.config.vision.registers + grid * grid)
 
     def chance(place: Place) -> float:
@@ -101,11 +103,11 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         return 0.0 if _is_signed(place) else uniform[place.metric]
 
     scores = place_scores(table, chance, _bounds, np.array(positions)[order])
-    words_of = "texts of the set" if prompt is None else f"text {prompt!r}"
+    wording = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
-        words_of += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
+        wording += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
     method = (
-        f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; {words_of}; relevance "
+        f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; {wording}; relevance "
         "(Chefer et al., norm of heads held constant unless the map's name says otherwise) and Grad-ECLIP of the last "
         "layer, rollout of all layers, mean over layers and heads of the others"
     )
@@ -114,7 +116,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
 
 def distinct_texts(setting: Setting[Any]) -> list[str]:
     """List the different texts of the objects of a `MaskedSet`."""
-    things = (thing for own in setting.data.things for thing in own)
+    things = (thing for objects in setting.data.things for thing in objects)
     return sorted({thing.worded(setting.prompt, setting.words) for thing in things})
 
 
@@ -127,50 +129,52 @@ def texts_in_view(setting: Setting[Any], position: int, grid: int) -> tuple[list
 
 def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str:
     """Choose the next other text of the image, in a circle; if it has none, the next of the set's distinct texts."""
-    at = of_image.index(text)
-    here = [one for one in (*of_image[at:], *of_image[:at]) if one != text]
-    return here[0] if here else of_set[(of_set.index(text) + 1) % len(of_set)]
+    start = of_image.index(text)
+    candidates = [candidate for candidate in (*of_image[start:], *of_image[:start]) if candidate != text]
+    return candidates[0] if candidates else of_set[(of_set.index(text) + 1) % len(of_set)]
 
 
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
     """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for texts [B, T, D], some minus those for `others`."""
-    asked = texts if others is None else torch.cat([texts, others], dim=1)
-    found = image_relevances(model, images, asked)
-    found = {name: one.flatten(2).cpu() for name, one in found.items()}
+    all_texts = texts if others is None else torch.cat([texts, others], dim=1)
+    relevances = image_relevances(model, images, all_texts)
+    relevances = {name: values.flatten(2).cpu() for name, values in relevances.items()}
     count = texts.shape[1]
     maps = {}
     for name, prefix in {"relevance": "", "grad-eclip": "grad-eclip, "}.items() if others is not None else ():
-        maps[f"{prefix}{OWN_MINUS_OTHER}"] = found[name][:, :count] - found[name][:, count:]
+        maps[f"{prefix}{OWN_MINUS_OTHER}"] = relevances[name][:, :count] - relevances[name][:, count:]
     graph = image_relevances(model, images, texts, norm="graph", methods=["relevance"])["relevance"]
-    maps |= {IN_GRAPH: graph.flatten(2).cpu(), "grad-eclip": found["grad-eclip"][:, :count]}
-    return {name: one.flatten(0, 1) for name, one in maps.items()}
+    maps |= {IN_GRAPH: graph.flatten(2).cpu(), "grad-eclip": relevances["grad-eclip"][:, :count]}
+    return {name: values.flatten(0, 1) for name, values in maps.items()}
 
 
 def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> dict[Place, Tensor]:
     """Measure the items of images [B, 3, S, S] and texts [B, T, D], whose objects cover `coverage` [B·T, P]."""
     owners = torch.arange(len(images)).repeat_interleave(texts.shape[1])
-    with recording(model, "visual", gradients=True) as seen:
+    with recording(model, "visual", gradients=True) as maps:
         logits = image_logits(model, images, texts)
         checked(logits.detach(), "images")
         rows = []
         for column in logits.unbind(1):
-            of = gradients(column, seen)
-            rows.append(torch.stack([_class_rows(weighted(*one)) for one in zip(seen, of, strict=True)], 1))
+            slopes = gradients(column, maps)
+            rows.append(
+                torch.stack([_class_rows(weighted(*pair)) for pair in zip(maps, slopes, strict=True)], 1)
+            )
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)
-    found: dict[Place, Tensor] = {}
+    table: dict[Place, Tensor] = {}
     for name, layers in _patches(relevance.mean(2), coverage).items():
-        found |= by_place("relevance", name, layers[:, -1], layers, heads[name])
-    found |= _headlines("rollout", patch_part(rollout(seen)[:, 0]).cpu().float()[owners], coverage)
-    found |= _by_head("attention", _of_heads([one.combined for one in seen], owners, coverage))
-    second = [one.second for one in seen if one.second is not None]
-    if len(second) == len(seen):
-        a1 = _of_heads([one.first for one in seen], owners, coverage)
-        a2 = _of_heads(second, owners, coverage)
-        correlation = torch.stack([map_correlation(one).detach() for one in seen], dim=1)
-        found |= _by_head("A1", a1 | {_CORRELATION: correlation.cpu()[owners]}) | _by_head("A2", a2)
-        found |= _by_head(DIFFERENCE, {name: a1[name] - a2[name] for name in _COMPARED})
-    return found
+        table |= by_place("relevance", name, layers[:, -1], layers, heads[name])
+    table |= _headlines("rollout", patch_part(rollout(maps)[:, 0]).cpu().float()[owners], coverage)
+    table |= _by_head("attention", _measure_heads([layer.combined for layer in maps], owners, coverage))
+    second = [layer.second for layer in maps if layer.second is not None]
+    if len(second) == len(maps):
+        a1 = _measure_heads([layer.first for layer in maps], owners, coverage)
+        a2 = _measure_heads(second, owners, coverage)
+        correlation = torch.stack([map_correlation(layer).detach() for layer in maps], dim=1)
+        table |= _by_head("A1", a1 | {_CORRELATION: correlation.cpu()[owners]}) | _by_head("A2", a2)
+        table |= _by_head(DIFFERENCE, {name: a1[name] - a2[name] for name in _COMPARED})
+    return table
 
 
 def _class_rows(full: Tensor) -> Tensor:
@@ -178,9 +182,9 @@ def _class_rows(full: Tensor) -> Tensor:
     return full.detach()[:, :, 0].float()
 
 
-def _of_heads(maps: Sequence[Tensor], owners: Tensor, coverage: Tensor) -> dict[str, Tensor]:
+def _measure_heads(maps: Sequence[Tensor], owners: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     """Measure the class token's rows of maps [B, H, N, N] of each layer: [n, L, H] by metric."""
-    rows = torch.stack([_class_rows(one) for one in maps], dim=1).cpu()[owners]
+    rows = torch.stack([_class_rows(layer) for layer in maps], dim=1).cpu()[owners]
     return _patches(patch_part(rows), coverage) | {"class_token": measures.class_token_share(rows)}
 
 
@@ -203,15 +207,15 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
 
 def _by_head(map: str, measured: Mapping[str, Tensor]) -> dict[Place, Tensor]:
     """Average values [n, L, H] over heads to layers, and over layers to the headline."""
-    found: dict[Place, Tensor] = {}
+    table: dict[Place, Tensor] = {}
     for name, heads in measured.items():
-        found |= by_place(map, name, heads.mean((1, 2)), heads.mean(2), heads)
-    return found
+        table |= by_place(map, name, heads.mean((1, 2)), heads.mean(2), heads)
+    return table
 
 
 def _headlines(map: str, rows: Tensor, coverage: Tensor) -> dict[Place, Tensor]:
     """Measure rows over patches [n, P] of a map that has neither layers nor heads."""
-    return {Place(map, name): one for name, one in _patches(rows, coverage).items()}
+    return {Place(map, name): values for name, values in _patches(rows, coverage).items()}
 
 
 def _is_signed(place: Place) -> bool:

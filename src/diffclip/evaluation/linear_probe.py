@@ -71,22 +71,22 @@ def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     data = setting.data
     train, test = train_and_test(setting, "linear-probe")
     splits = (data.beside(name) for name in VALIDATION if name != parts_of(data.split)[0])
-    own = next((split for split in splits if split is not None), None)
-    if own is None:
+    validation_set = next((split for split in splits if split is not None), None)
+    if validation_set is None:
         learned, held = stratified_split(train.labels, setting.draw)
         validation, train = train.take(held, f"{train.where}, held out"), train.take(learned, train.where)
     else:
-        validation = read_features(setting, own)
+        validation = read_features(setting, validation_set)
     metric = headline_metric(data.name)
     probe = fit_probe(train, validation, test, data.classnames, metric, setting.progress)
-    cut = sum(fit.iterations >= MAX_ITERATIONS for fit in probe.fits)
+    stopped = sum(fit.iterations >= MAX_ITERATIONS for fit in probe.fits)
     method = (
         f"{METHOD}; torch L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
-        f"{own.split if own else 'a stratified fifth of train'} ({probe.cost:.4g}); "
+        f"{validation_set.split if validation_set else 'a stratified fifth of train'} ({probe.cost:.4g}); "
         f"fitted again on both, {len(train.labels) + len(validation.labels)} images; "
-        f"{cut} of {len(probe.fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"
+        f"{stopped} of {len(probe.fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"
     )
-    draw = setting.draw if own is None else None
+    draw = setting.draw if validation_set is None else None
     return with_facts(probe.scores, protocol=method, classes=len(data.classnames), draw=draw)
 
 
@@ -98,16 +98,16 @@ def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """
     generator = np.random.default_rng(seed)
     classes = labels.numpy()
-    held = np.zeros(len(classes), dtype=bool)
+    held_out = np.zeros(len(classes), dtype=bool)
     for number in np.unique(classes):
-        own = np.flatnonzero(classes == number)
-        count = min(max(1, round(_HELD_OUT * len(own))), len(own) - 1)
-        held[generator.permutation(own)[:count]] = True
-    if not held.any():
+        members = np.flatnonzero(classes == number)
+        count = min(max(1, round(_HELD_OUT * len(members))), len(members) - 1)
+        held_out[generator.permutation(members)[:count]] = True
+    if not held_out.any():
         raise InputError(
             "no class has two images in train, so none can be held out to choose the cost on: add a split val"
         )
-    return torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))
+    return torch.from_numpy(np.flatnonzero(~held_out)), torch.from_numpy(np.flatnonzero(held_out))
 
 
 def fit_probe(
@@ -178,18 +178,18 @@ def search_cost(score: Callable[[float], float]) -> float:
     Stage 1 tries seven costs a hundredfold apart. Stage 2 halves the list of 29 costs around the best, a seventh of a
     decade apart: it tries a quarter, a half and three quarters (index −len // 4), and keeps the half around the best.
     """
-    at = cache(lambda step: score(10 ** (step / _A_DECADE)))
-    center = max(_COARSE, key=at)
-    left = [step for step in range(center - _REACH, center + _REACH + 1) if abs(step) <= _COARSE[-1]]
-    seen = [center]
-    while len(left) > 1:
-        quarter, half, rest = len(left) // 4, len(left) // 2, -len(left) // 4
-        seen += [left[quarter], left[half], left[rest]]
-        best = max(map(at, seen[-3:]))
-        if at(left[quarter]) == best:
-            left = left[:half]
-        elif at(left[rest]) == best:
-            left = left[half:]
+    score_at = cache(lambda step: score(10 ** (step / _A_DECADE)))
+    center = max(_COARSE, key=score_at)
+    steps = [step for step in range(center - _REACH, center + _REACH + 1) if abs(step) <= _COARSE[-1]]
+    tried = [center]
+    while len(steps) > 1:
+        quarter, half, rest = len(steps) // 4, len(steps) // 2, -len(steps) // 4
+        tried += [steps[quarter], steps[half], steps[rest]]
+        best = max(map(score_at, tried[-3:]))
+        if score_at(steps[quarter]) == best:
+            steps = steps[:half]
+        elif score_at(steps[rest]) == best:
+            steps = steps[half:]
         else:
-            left = left[quarter:rest]
-    return float(10 ** (max(seen, key=at) / _A_DECADE))
+            steps = steps[quarter:rest]
+    return float(10 ** (max(tried, key=score_at) / _A_DECADE))

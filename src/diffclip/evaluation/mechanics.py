@@ -45,18 +45,16 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     """
     model = setting.model
     patch_grid(model)
-    features, own = true_texts(setting)
-    found: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
-    together = images_at_once(model)
+    features, numbers = true_texts(setting)
+    measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
+    limit = images_at_once(model)
     for batch in setting.batches():
-        asked = features[[own[position] for position in batch.positions]].clone()
-        for images, text in zip(
-            torch.split(batch.images, together), torch.split(asked, together), strict=True
-        ):
+        texts = features[[numbers[position] for position in batch.positions]].clone()
+        for images, text in zip(torch.split(batch.images, limit), torch.split(texts, limit), strict=True):
             for key, values in _measure(model, images.to(text), text).items():
-                found[key].append(values.detach().double().cpu())
+                measured[key].append(values.detach().double().cpu())
     table: dict[Place, Tensor] = {}
-    for key, parts in found.items():
+    for key, parts in measured.items():
         values = torch.cat(parts)
         layers = values.mean(2) if values.ndim == 3 else values
         table |= by_place(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
@@ -76,46 +74,46 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
     differential = model.config.vision.attention.startswith("differential")
     with (
         _watching(model) as (projected, tokens),
-        recording(model, "visual", gradients=differential, norm="graph") as seen,
+        recording(model, "visual", gradients=differential, norm="graph") as maps,
         torch.set_grad_enabled(differential),
     ):
         images = images.requires_grad_(differential)
         embedded = model.encode_image(images, normalize=True)
         checked(embedded.detach(), "images")
-        alignment = _gradient_cosine((embedded * texts).sum(), seen, images) if differential else None
-    found: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
-    for one, qkv, after in zip(seen, projected, tokens, strict=True):
-        second = {} if one.second is None else {"A1": one.first, "A2": one.second}
-        for name, full in {"attention": one.combined, **second}.items():
+        alignment = _gradient_cosine((embedded * texts).sum(), maps, images) if differential else None
+    measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
+    for layer, qkv, outputs in zip(maps, projected, tokens, strict=True):
+        second = {} if layer.second is None else {"A1": layer.first, "A2": layer.second}
+        for name, full in {"attention": layer.combined, **second}.items():
             received = full.abs().mean(-2)
-            least = received.median(-1).values.clamp_min(1e-12)
-            found[name, SINK_RATIO].append((received.amax(-1) / least).log())
-            found[name, "entropy"].append(measures.entropy(full).mean(-1))
+            median = received.median(-1).values.clamp_min(1e-12)
+            measured[name, SINK_RATIO].append((received.amax(-1) / median).log())
+            measured[name, "entropy"].append(measures.entropy(full).mean(-1))
         values = qkv.detach().float().chunk(3, dim=-1)[2]
-        lengths = by_head(values, one.combined.shape[1]).norm(dim=-1)  # [B, H, N]
-        sink = one.combined.abs().mean(-2).argmax(-1, keepdim=True)
-        found[None, "sink_value_norm"].append(lengths.gather(-1, sink)[..., 0] / lengths.mean(-1))
-        patches = patch_part(after.detach().float().norm(dim=-1))
+        lengths = by_head(values, layer.combined.shape[1]).norm(dim=-1)  # [B, H, N]
+        sink = layer.combined.abs().mean(-2).argmax(-1, keepdim=True)
+        measured[None, "sink_value_norm"].append(lengths.gather(-1, sink)[..., 0] / lengths.mean(-1))
+        patches = patch_part(outputs.detach().float().norm(dim=-1))
         high = patches > HIGH_NORM * patches.median(-1, keepdim=True).values
-        found[None, "high_norm_share"].append(high.double().mean(-1))
+        measured[None, "high_norm_share"].append(high.double().mean(-1))
         if second:
-            size = one.combined.abs().sum((-2, -1))
-            negative = one.combined.clamp_max(0).abs().sum((-2, -1)) / size
-            found[None, "negative_weight"].append(negative)
-            found[None, "map_correlation"].append(map_correlation(one))
-    table = {key: torch.stack(layers, dim=1) for key, layers in found.items()}
+            size = layer.combined.abs().sum((-2, -1))
+            negative = layer.combined.clamp_max(0).abs().sum((-2, -1)) / size
+            measured[None, "negative_weight"].append(negative)
+            measured[None, "map_correlation"].append(map_correlation(layer))
+    table = {key: torch.stack(layers, dim=1) for key, layers in measured.items()}
     return table if alignment is None else {**table, (None, "gradient_cosine"): alignment}
 
 
 def _gradient_cosine(y: Tensor, seen: Sequence[AttentionMaps], images: Tensor) -> Tensor:
     """Compute the cosine [B, L] of the gradients of y that reach the pixels through A1 and through A2 of each layer."""
-    weights = torch.autograd.grad(y, [one.combined for one in seen], retain_graph=True)
+    weights = torch.autograd.grad(y, [layer.combined for layer in seen], retain_graph=True)
     cosines = []
-    for one, weight in zip(seen, weights, strict=True):
-        assert one.second is not None
+    for layer, weight in zip(seen, weights, strict=True):
+        assert layer.second is not None
         first, second = (
             torch.autograd.grad((weight * part).sum(), images, retain_graph=True)[0].flatten(1)
-            for part in (one.first, one.second)
+            for part in (layer.first, layer.second)
         )
         cosines.append(F.cosine_similarity(first, second, dim=-1, eps=1e-30))
     return torch.stack(cosines, dim=1)

@@ -59,8 +59,8 @@ def retrieval_ranks(
         text_to_image.append(_rank_of_column(scores, image_of_text[rows].to(scores.device)).cpu())
     owner = image_of_text.to(image_features.device)
     for rows, scores in _score_chunks(image_features, text_features.mT):
-        own = owner == torch.arange(rows.start, rows.stop, device=owner.device)[:, None]
-        image_to_text.append(_rank_of_best(scores, own).cpu())
+        is_own = owner == torch.arange(rows.start, rows.stop, device=owner.device)[:, None]
+        image_to_text.append(_rank_of_best(scores, is_own).cpu())
     return torch.cat(text_to_image), torch.cat(image_to_text)
 
 
@@ -99,7 +99,7 @@ def chance_of_image_to_text(k: int, image_of_text: Tensor) -> float:
     captions = torch.unique(image_of_text, return_counts=True)[1]
     sizes, images = torch.unique(captions, return_counts=True)
     chances = [chance_at(k, len(image_of_text), int(size)) for size in sizes]
-    return sum(c * int(n) for c, n in zip(chances, images, strict=True)) / int(images.sum())
+    return sum(chance * int(count) for chance, count in zip(chances, images, strict=True)) / int(images.sum())
 
 
 def _score_chunks(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -113,9 +113,9 @@ def _score_chunks(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, 
 
 def _rank_of_column(scores: Tensor, right: Tensor) -> Tensor:
     """Count the other columns of [R, C] that do not score strictly less than column `right` [R]."""
-    own = scores.gather(1, right[:, None])
-    ranks = scores.shape[1] - 1 - (scores < own).sum(1)
-    return ranks.masked_fill(own[:, 0].isnan(), NEVER)
+    right_scores = scores.gather(1, right[:, None])
+    ranks = scores.shape[1] - 1 - (scores < right_scores).sum(1)
+    return ranks.masked_fill(right_scores[:, 0].isnan(), NEVER)
 
 
 def _rank_of_best(scores: Tensor, own: Tensor) -> Tensor:

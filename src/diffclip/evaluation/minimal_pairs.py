@@ -67,12 +67,12 @@ def mmvp(setting: Setting[EvaluationSet]) -> list[Score]:
         raise InputError(f"{data.faults[-1]}: MMVP-VLM needs every image, fetch the set again")
     texts = setting.text_features([PROMPT.format(statement) for (statement,) in data.captions])
     labels = np.array(data.labels[::2])
-    both = images.view(len(labels), 2, -1), texts.view(len(labels), 2, -1)
+    pairs = images.view(len(labels), 2, -1), texts.view(len(labels), 2, -1)
     method = (
         f"{len(labels)} pairs of {len(set(data.labels))} patterns, {PROMPT.format('STATEMENT')!r}, both statements "
         "must pick their own image of the pair; ties count against"
     )
-    scores = _scores(statement_hits(*both).numpy(), group_hits(*both).numpy(), labels)
+    scores = _scores(statement_hits(*pairs).numpy(), group_hits(*pairs).numpy(), labels)
     return with_facts(scores, protocol=method)
 
 
@@ -126,8 +126,8 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
     Images 2i and 2i + 1 are a pair. An image has the number of its pattern as label, and its statement as caption.
     """
     questions = folder / QUESTIONS
-    inside = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
-    if not questions.is_file() or inside is None:
+    image_folder = next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), None)
+    if not questions.is_file() or image_folder is None:
         raise InputError(
             f"{folder} is not MMVP-VLM: give the folder that holds {QUESTIONS} and {IMAGE_FOLDERS[0]!r}"
         )
@@ -140,7 +140,7 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
                 f"{questions}: rows {row + 1} and {row + 2} are a pair and name two patterns: give both the same"
             )
     labels = [PATTERNS.index(pattern) for pattern in patterns]
-    source, indices = FolderSource(inside, keys), list(range(len(keys)))
+    source, indices = FolderSource(image_folder, keys), list(range(len(keys)))
     return EvaluationSet(name, "test", "mmvp", list(PATTERNS), [], source, indices, labels, statements)
 
 
@@ -151,13 +151,11 @@ def _read_rows(file: Path) -> tuple[list[str], list[str], list[list[str]]]:
             fields = [[(row.get(name) or "").strip() for name in COLUMNS] for row in csv.DictReader(handle)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot read {file} ({error}): save it as CSV in UTF-8") from error
-    for place, (number, kind, statement) in enumerate(fields, 1):
+    for row, (number, kind, statement) in enumerate(fields, 1):
         if not (number.isdecimal() and kind and statement):
-            raise InputError(
-                f"{file}, row {place} is not a number, a pattern and a statement: write {COLUMNS}"
-            )
+            raise InputError(f"{file}, row {row} is not a number, a pattern and a statement: write {COLUMNS}")
         if kind not in _TYPES:
-            raise InputError(f"{file}, row {place}: {unknown('pattern', kind, PATTERNS)}")
+            raise InputError(f"{file}, row {row}: {unknown('pattern', kind, PATTERNS)}")
     keys = [f"{kind}/{number}.jpg" for number, kind, _ in fields]
     return keys, [_TYPES[kind] for _, kind, _ in fields], [[statement] for *_, statement in fields]
 
@@ -168,23 +166,23 @@ def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
     Items of one image are resampled together. Outcomes of `average` are weighted so that each file counts the same.
     """
     images, positions = setting.image_features()
-    places = {position: place for place, position in enumerate(positions)}
-    asked = [choice for choice in setting.data.choices if choice.image in places]
-    captions = dict.fromkeys(text for choice in asked for text in (choice.caption, choice.negative))
+    rows = {position: row for row, position in enumerate(positions)}
+    choices = [choice for choice in setting.data.choices if choice.image in rows]
+    captions = dict.fromkeys(text for choice in choices for text in (choice.caption, choice.negative))
     index, texts = {text: i for i, text in enumerate(captions)}, setting.text_features(list(captions))
-    shown = images[[places[choice.image] for choice in asked]].double()
-    own, other = (
-        (shown * texts[[index[text] for text in side]].double()).sum(-1)
-        for side in zip(*((choice.caption, choice.negative) for choice in asked), strict=True)
+    choice_images = images[[rows[choice.image] for choice in choices]].double()
+    positive, negative = (
+        (choice_images * texts[[index[text] for text in side]].double()).sum(-1)
+        for side in zip(*((choice.caption, choice.negative) for choice in choices), strict=True)
     )
-    hits = torch.gt(own, other).double().cpu().numpy()
-    names, files = np.unique([choice.file for choice in asked], return_inverse=True)
-    images_of = np.array([choice.image for choice in asked])
+    hits = torch.gt(positive, negative).double().cpu().numpy()
+    names, files = np.unique([choice.file for choice in choices], return_inverse=True)
+    images_of = np.array([choice.image for choice in choices])
     average = class_mean_score("average", hits, files, 0.5, images_of)
     weighted = hits * (len(hits) / len(names) / np.bincount(files))[files]
     scores = [replace(average, hits=weighted, clusters=images_of, facts={"of": tuple(names.tolist())})]
     for number, name in enumerate(names.tolist()):
-        own_file = files == number
-        scores.append(mean_score(name, hits[own_file], 0.5, images_of[own_file]))
+        in_file = files == number
+        scores.append(mean_score(name, hits[in_file], 0.5, images_of[in_file]))
     method = "the caption must be nearer to the image than the negative one; ties count against"
     return with_facts(scores, protocol=method)

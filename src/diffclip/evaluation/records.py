@@ -121,14 +121,14 @@ def read_records(path: str | Path) -> list[Record]:
 
 def parse_lines(lines: Iterable[str], kind: type[Kind], path: str | Path, noun: str) -> list[Kind]:
     """Parse JSON lines and skip empty ones; raise `InputError` with line and field if a line is not a `noun`."""
-    found = []
+    parsed = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(kind.model_validate_json(line))
+                parsed.append(kind.model_validate_json(line))
             except ValidationError as error:
                 raise InputError(f"{path}, line {number} is not a {noun}: {explain(error)}") from error
-    return found
+    return parsed
 
 
 def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:
@@ -139,12 +139,12 @@ def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        found = sorted(path.rglob(RESULTS_FILE)) if path.is_dir() else [path]
-        if not found:
+        matches = sorted(path.rglob(RESULTS_FILE)) if path.is_dir() else [path]
+        if not matches:
             raise InputError(
                 f"{path} holds no {RESULTS_FILE}: evaluate a model first, see `diffclip evaluate`"
             )
-        files += found
+        files += matches
     return list(dict.fromkeys(files))
 
 

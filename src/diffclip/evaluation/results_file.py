@@ -123,10 +123,10 @@ class ResultsFile:
 
     def _write(self, path: Path) -> None:
         arrays: dict[str, Any] = {"keys": np.frombuffer(json.dumps(list(self.outcomes)).encode(), np.uint8)}
-        for i, one in enumerate(self.outcomes.values()):
-            arrays[f"hits{i}"] = one.hits
-            if one.clusters is not None:
-                arrays[f"clusters{i}"] = one.clusters
+        for i, outcomes in enumerate(self.outcomes.values()):
+            arrays[f"hits{i}"] = outcomes.hits
+            if outcomes.clusters is not None:
+                arrays[f"clusters{i}"] = outcomes.clusters
         with write_atomically(_beside(path, ".outcomes.npz")) as temporary, temporary.open("wb") as handle:
             np.savez_compressed(handle, **arrays)
         write_records(path, self.records)

@@ -61,19 +61,21 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
         for batch in setting.batches(setting.preprocess.pixels):
             pixels = batch.images.to(classifier.device) / 255
             truth = torch.tensor([labels[position] for position in batch.positions], device=pixels.device)
-            start, signs = _drawn(setting.draw, batch.positions, pixels)
+            start, signs = _draw_noise(setting.draw, batch.positions, pixels)
 
             clean = checked(embed(pixels).detach(), "images")
-            found = {("adversarial_accuracy", 0.0): right(clean, truth)}
+            batch_hits = {("adversarial_accuracy", 0.0): right(clean, truth)}
             for epsilon in EPSILONS:
                 attacked = pgd(partial(loss, truth), pixels, epsilon / 255, start)
                 features = embed(attacked).detach()
                 change = (attacked - pixels).flatten(1).norm(dim=1).clamp_min(1e-12)
                 noisy = (pixels + epsilon / 255 * signs).clamp(0, 1)
-                found["adversarial_accuracy", epsilon] = right(features, truth)
-                found["noise_accuracy", epsilon] = right(embed(noisy).detach(), truth)
-                found["local_lipschitz", epsilon] = ((features - clean).norm(dim=1) / change).double().cpu()
-            for key, values in found.items():
+                batch_hits["adversarial_accuracy", epsilon] = right(features, truth)
+                batch_hits["noise_accuracy", epsilon] = right(embed(noisy).detach(), truth)
+                batch_hits["local_lipschitz", epsilon] = (
+                    ((features - clean).norm(dim=1) / change).double().cpu()
+                )
+            for key, values in batch_hits.items():
                 hits.setdefault(key, []).append(values)
             positions += batch.positions
     outcomes = {key: torch.cat(values).numpy() for key, values in hits.items()}
@@ -107,18 +109,18 @@ def pgd(loss: Callable[[Tensor], Tensor], pixels: Tensor, epsilon: float, start:
 @contextmanager
 def frozen(model: CLIP) -> Iterator[None]:
     """Switch to evaluation mode with gradients for inputs, not for parameters; the state before is restored."""
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        for parameter in learned:
+        for parameter in trainable:
             parameter.requires_grad_(False)
         with evaluating(model), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        for parameter in learned:
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
-def _drawn(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Tensor]:
+def _draw_noise(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Draw the start of the attack in [−1, 1] and the signs of the noise, for each image whatever its batch is."""
     starts, signs = torch.empty_like(pixels), torch.empty_like(pixels)
     for start, sign, position in zip(starts, signs, positions, strict=True):

@@ -115,7 +115,7 @@ def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
         )
     transform = setting.preprocess
     if TASKS[name].squash:
-        transform = _changed(transform, resize="squash")
+        transform = _replace_fields(transform, resize="squash")
     facts: dict[str, Any] = {"task": name, "dataset": data.name, "split": data.split}
     if isinstance(transform, CorruptedTransform):
         facts |= {"corruption": transform.name, "severity": transform.severity}
@@ -125,21 +125,21 @@ def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
 
 
 def _pick_task(name: str | None, data: EvaluationSet) -> str:
-    fitting = next(task for task, what in TASKS.items() if what.kinds[0] == data.kind)
-    name = name or fitting
+    default = next(task for task, definition in TASKS.items() if definition.kinds[0] == data.kind)
+    name = name or default
     if data.kind not in TASKS[name].kinds:
         raise InputError(
-            f"{data.name} is a set for {data.kind}, which {name} cannot use: try --task {fitting}"
+            f"{data.name} is a set for {data.kind}, which {name} cannot use: try --task {default}"
         )
     return name
 
 
-def _changed(transform: EvalTransform, **fields: Any) -> EvalTransform:
+def _replace_fields(transform: EvalTransform, **fields: Any) -> EvalTransform:
     """Return the same preparation with some fields of `PreprocessConfig` changed."""
-    own = EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
+    changed = EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
     if isinstance(transform, CorruptedTransform):
-        return CorruptedTransform(own, transform.name, transform.severity)
-    return own
+        return CorruptedTransform(changed, transform.name, transform.severity)
+    return changed
 
 
 def describe_images(transform: EvalTransform) -> str:
@@ -168,9 +168,9 @@ class Sets:
         if key not in self._opened:
             if entry.dataset in BUILT_IN:
                 draw_built_in()
-            split, *others = entry.splits
-            if others and not has_split(entry.dataset, split, self.root):
-                split = next((one for one in others if has_split(entry.dataset, one, self.root)), split)
+            split, *rest = entry.splits
+            if rest and not has_split(entry.dataset, split, self.root):
+                split = next((name for name in rest if has_split(entry.dataset, name, self.root)), split)
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
         # a copy, so that tasks do not share their lists of broken images
         return replace(self._opened[key], faults=list(self._opened[key].faults))
@@ -217,10 +217,10 @@ def run_entries(
                 data = sets.open(entry)
                 transform = loaded.preprocess
                 if entry.interpolation is not None:
-                    transform = _changed(transform, interpolation=entry.interpolation)
+                    transform = _replace_fields(transform, interpolation=entry.interpolation)
                 if entry.corruption is not None:
                     transform = CorruptedTransform(transform, entry.corruption, entry.severity)
-                own = {"prompt": entry.prompt, "words": dict(entry.words)} if entry.prompt else {}
+                wording = {"prompt": entry.prompt, "words": dict(entry.words)} if entry.prompt else {}
                 setting = Setting(
                     model=loaded.model,
                     preprocess=transform,
@@ -230,7 +230,7 @@ def run_entries(
                     init=loaded.init or "matched",
                     templates=entry.templates,
                     progress=progress(entry, len(data)) if progress else None,
-                    **(how if how.get("prompt") else how | own),
+                    **(how if how.get("prompt") else how | wording),
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
             except Exception as error:
@@ -260,8 +260,8 @@ def _measure(
     config = loaded.model.config.model_dump(mode="json")
     facts = [diffclip.__version__, model, digest, config, task, options, images]
     stamp = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    if kept := results.find(stamp):
-        return Measured(entry, setting.draw, kept, reused=True)
+    if finished := results.find(stamp):
+        return Measured(entry, setting.draw, finished, reused=True)
     scores = run_task(task, setting)
     seconds = time.monotonic() - started
     records = results.add(scores, stamp, **model, seconds=round(seconds, 3))

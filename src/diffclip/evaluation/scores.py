@@ -39,8 +39,8 @@ class Score:
 
     def record(self, **facts: Any) -> Record:
         """Make the record of this score from its own fields and `facts`; its own facts take precedence."""
-        own = {name: getattr(self, name) for name in ("metric", "value", "count", "low", "high", "chance")}
-        return Record.model_validate({**own, **facts, **self.facts})
+        fields = {name: getattr(self, name) for name in ("metric", "value", "count", "low", "high", "chance")}
+        return Record.model_validate({**fields, **facts, **self.facts})
 
 
 def with_facts(scores: Iterable[Score], **facts: Any) -> list[Score]:
@@ -98,13 +98,13 @@ def by_place(
     map: str | None, metric: str, headline: Tensor, layers: Tensor | None = None, heads: Tensor | None = None
 ) -> dict[Place, Tensor]:
     """Key the values of a headline [n], of layers [n, L] and of heads [n, L, H] by `Place`: [n] each."""
-    found = {Place(map, metric): headline}
+    table = {Place(map, metric): headline}
     if layers is not None:
-        found |= {Place(map, metric, at): own for at, own in enumerate(layers.unbind(1), 1)}
+        table |= {Place(map, metric, layer): values for layer, values in enumerate(layers.unbind(1), 1)}
     if heads is not None:
-        places = np.ndindex(*heads.shape[1:])
-        found |= {Place(map, metric, at + 1, head + 1): heads[:, at, head] for at, head in places}
-    return found
+        indices = np.ndindex(*heads.shape[1:])
+        table |= {Place(map, metric, layer + 1, head + 1): heads[:, layer, head] for layer, head in indices}
+    return table
 
 
 def place_scores(

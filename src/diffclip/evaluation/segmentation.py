@@ -41,19 +41,19 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
                 checked(patches.flatten(0, 1), "patches")
                 cosines = (F.normalize(patches, dim=-1) @ classifier).mT.reshape(-1, classes, grid, grid)
                 counts[readout] += [
-                    count_pixels(own, torch.from_numpy(truth).to(own.device)).cpu()
-                    for own, truth in zip(cosines, truths, strict=True)
+                    count_pixels(image_cosines, torch.from_numpy(truth).to(image_cosines.device)).cpu()
+                    for image_cosines, truth in zip(cosines, truths, strict=True)
                     if truth is not None
                 ]
     if not counts[READOUTS[0]]:
         raise InputError(f"no image of {data.name}/{data.split} has labels: {data.faults[-1]}")
-    found = {readout: torch.stack(own).double().numpy() for readout, own in counts.items()}
-    found[MAJORITY] = _majority(found[READOUTS[0]][:, 2])
+    tables = {readout: torch.stack(parts).double().numpy() for readout, parts in counts.items()}
+    tables[MAJORITY] = _majority(tables[READOUTS[0]][:, 2])
     method = (
         f"{grid}×{grid} patches, cosines upsampled bilinearly to the labels; templates averaged after normalization; "
         "IoU over classes that occur; ties count against"
     )
-    scores = [score for name, own in found.items() for score in _scores(own, name)]
+    scores = [score for name, table in tables.items() for score in _scores(table, name)]
     return with_facts(scores, protocol=method, classes=classes, templates=len(setting.prompts))
 
 
@@ -72,11 +72,11 @@ def count_pixels(cosines: Tensor, truth: Tensor) -> Tensor:
     size = (truth.shape[0], truth.shape[1])
     maps = F.interpolate(cosines[None], size, mode="bilinear", align_corners=False)[0]
     labeled = truth != NOT_LABELED
-    asked, columns = truth[labeled], maps[:, labeled]
-    own = columns.gather(0, asked[None])[0]
-    rival, other = columns.scatter(0, asked[None], -torch.inf).max(0)
-    answer = torch.where(own > rival, asked, other)
-    kinds = (asked[answer == asked], answer, asked)
+    true_classes, columns = truth[labeled], maps[:, labeled]
+    true_cosines = columns.gather(0, true_classes[None])[0]
+    rival, other = columns.scatter(0, true_classes[None], -torch.inf).max(0)
+    answer = torch.where(true_cosines > rival, true_classes, other)
+    kinds = (true_classes[answer == true_classes], answer, true_classes)
     return torch.stack([torch.bincount(kind, minlength=len(cosines)) for kind in kinds])
 
 
@@ -109,8 +109,8 @@ def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
     guessed = np.stack([actual / classes, np.full(classes, actual.sum() / classes), actual])
     hits = counts[:, 0].sum(-1) * images / actual.sum()
     scores = []
-    for metric, measure, own in (("mean_iou", mean_iou, None), ("pixel_accuracy", _pixel_accuracy, hits)):
+    for metric, measure, outcome in (("mean_iou", mean_iou, None), ("pixel_accuracy", _pixel_accuracy, hits)):
         low, high = sums_interval(counts, measure)
         value, chance = float(measure(total)), float(measure(guessed))
-        scores.append(Score(metric, value, images, low, high, chance, own, facts={"map": name}))
+        scores.append(Score(metric, value, images, low, high, chance, outcome, facts={"map": name}))
     return scores

@@ -151,8 +151,8 @@ def compare_two_trained_weights(
         p = binomtest(int((sums > 0).sum()), len(sums)).pvalue
     else:
         batch = max(1, _WEIGHTS_AT_ONCE // len(sums))
-        how = {"permutation_type": "samples", "n_resamples": _PERMUTATIONS, "batch": batch, "rng": 0}
-        p = permutation_test((sums,), np.sum, vectorized=True, **how).pvalue
+        options = {"permutation_type": "samples", "n_resamples": _PERMUTATIONS, "batch": batch, "rng": 0}
+        p = permutation_test((sums,), np.sum, vectorized=True, **options).pvalue
     return ItemTest(float(differences.mean()), *mean_interval(differences, clusters, (-1.0, 1.0)), float(p))
 
 
@@ -208,11 +208,11 @@ def compare_arms(
     max_t = _max_t(table, contrasts)
     rows = []
     for model, against in contrasts:
-        one, other = table.reindex([model, against]).dropna(axis=1).to_numpy()
-        row: dict[str, Any] = {"model": model, "against": against, "seeds": len(one)}
-        row["difference"] = float((one - other).mean()) if len(one) else math.nan
+        treated, baseline = table.reindex([model, against]).dropna(axis=1).to_numpy()
+        row: dict[str, Any] = {"model": model, "against": against, "seeds": len(treated)}
+        row["difference"] = float((treated - baseline).mean()) if len(treated) else math.nan
         row |= dict.fromkeys(_TESTS, math.nan)
-        if len(one) > 1 and fit is not None:
+        if len(treated) > 1 and fit is not None:
             signs = {f"C(model)[{model}]": 1.0, f"C(model)[{against}]": -1.0}
             test = fit.t_test([signs.get(term, 0.0) for term in fit.params.index])
             difference, error, df = test.effect.item(), test.sd.item(), float(fit.df_resid)
@@ -220,7 +220,7 @@ def compare_arms(
             row["low"], row["high"] = test.conf_int(ALPHA)[0].tolist()
             if error > 1e-12:
                 row["p"] = float(test.pvalue)
-                row["p_paired"] = float(stats.ttest_rel(one, other).pvalue)
+                row["p_paired"] = float(stats.ttest_rel(treated, baseline).pvalue)
                 row["p_max_t"] = max_t.get((model, against), math.nan)
                 row["p_equivalent"] = float(stats.t.sf((margin - abs(difference)) / error, df))
                 row["detectable"] = detectable_difference(error, df)
@@ -237,15 +237,15 @@ def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
     """
     from statsmodels.stats.multitest import multipletests
 
-    found = comparisons.copy()
-    found["p_holm"] = found["p"].where(found["primary"], math.nan)
-    secondary = ~found["primary"] & found["p"].notna()
+    rows = comparisons.copy()
+    rows["p_holm"] = rows["p"].where(rows["primary"], math.nan)
+    secondary = ~rows["primary"] & rows["p"].notna()
     if secondary.any():
-        found.loc[secondary, "p_holm"] = multipletests(found.loc[secondary, "p"].to_numpy(), method="holm")[1]
-    shown = found["p_holm"] < ALPHA
-    conditions = [found["seeds"] < 2, shown & (found["difference"] > 0), shown, found["p_equivalent"] < ALPHA]
-    found["verdict"] = np.select(conditions, ["one run", "better", "worse", "equivalent"], "undecided")
-    return found
+        rows.loc[secondary, "p_holm"] = multipletests(rows.loc[secondary, "p"].to_numpy(), method="holm")[1]
+    differ = rows["p_holm"] < ALPHA
+    conditions = [rows["seeds"] < 2, differ & (rows["difference"] > 0), differ, rows["p_equivalent"] < ALPHA]
+    rows["verdict"] = np.select(conditions, ["one run", "better", "worse", "equivalent"], "undecided")
+    return rows
 
 
 def residual_sd(values: pd.DataFrame) -> tuple[float, float]:
@@ -274,9 +274,9 @@ def power(difference: float, error: float, df: float) -> float:
     from scipy import stats
 
     limit = stats.t.ppf(1 - ALPHA / 2, df)
-    there = stats.nct(df, difference / error)
-    found = float(there.sf(limit) + there.cdf(-limit))
-    return 1.0 if math.isnan(found) else found  # SciPy gives NaN for shifts far beyond the limit
+    alternative = stats.nct(df, difference / error)
+    chance = float(alternative.sf(limit) + alternative.cdf(-limit))
+    return 1.0 if math.isnan(chance) else chance  # SciPy gives NaN for shifts far beyond the limit
 
 
 def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLike) -> float:
@@ -332,19 +332,19 @@ def _max_t(table: pd.DataFrame, contrasts: Sequence[Contrast]) -> dict[Contrast,
     models = sorted({name for contrast in contrasts for name in contrast} & set(table.index))
     block = table.loc[models].dropna(axis=1).to_numpy(np.float64)
     arms, seeds = block.shape
-    places = {name: place for place, name in enumerate(models)}
-    known = [contrast for contrast in contrasts if places.keys() >= set(contrast)]
+    rows = {name: row for row, name in enumerate(models)}
+    known = [contrast for contrast in contrasts if rows.keys() >= set(contrast)]
     if seeds < 2 or arms < 2 or not known:
         return {}
-    first, second = (np.array([places[contrast[side]] for contrast in known]) for side in (0, 1))
+    first, second = (np.array([rows[contrast[side]] for contrast in known]) for side in (0, 1))
     centered = block - block.mean(axis=0)
 
     def statistics(data: NDArray[np.float64]) -> NDArray[np.float64]:
         means = data.mean(axis=-1)
         residual = (data**2).sum(axis=(-2, -1)) - seeds * (means**2).sum(axis=-1)
         error = np.sqrt(np.maximum(residual, 1e-30) / ((arms - 1) * (seeds - 1)) * 2 / seeds)
-        found: NDArray[np.float64] = np.abs(means[..., first] - means[..., second]) / error[..., None]
-        return found
+        values: NDArray[np.float64] = np.abs(means[..., first] - means[..., second]) / error[..., None]
+        return values
 
     observed = statistics(centered)
     generator = np.random.default_rng(0)

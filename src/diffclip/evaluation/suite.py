@@ -141,15 +141,15 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
     missing: dict[str, str] = {}
     for entry in entries:
         if entry.dataset in PUBLISHED:
-            place = place_of(entry.dataset, root or "FOLDER")
+            folder = place_of(entry.dataset, root or "FOLDER")
             command = command_for(entry.dataset, root or "FOLDER")
-            how = f"{PUBLISHED[entry.dataset].size} to download: {command}"
-            if not any(is_there(entry.dataset, parts_of(split)[0], place) for split in entry.splits):
-                missing[entry.dataset] = how
-            elif entry.task in LEARNING and not is_there(entry.dataset, TRAIN, place):
+            advice = f"{PUBLISHED[entry.dataset].size} to download: {command}"
+            if not any(is_there(entry.dataset, parts_of(split)[0], folder) for split in entry.splits):
+                missing[entry.dataset] = advice
+            elif entry.task in LEARNING and not is_there(entry.dataset, TRAIN, folder):
                 missing[entry.dataset] = (
                     f"its split {TRAIN}, which {' and '.join(LEARNING)} learn from: "
-                    f"put shards into {place / TRAIN}, or move {place} away and get all of it, {how}"
+                    f"put shards into {folder / TRAIN}, or move {folder} away and get all of it, {advice}"
                 )
         elif entry.dataset not in BUILT_IN:
             try:

@@ -40,9 +40,9 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
     """
     batches = ((batch.images, batch.captions or []) for batch in setting.batches())
     with evaluating(setting.model):
-        found = embed_captioned(setting.model, setting.tokenizer, batches, setting.progress)
-    images, _, owners = found
-    to_image, to_text = retrieval_ranks(*found)
+        embedded = embed_captioned(setting.model, setting.tokenizer, batches, setting.progress)
+    images, _, owners = embedded
+    to_image, to_text = retrieval_ranks(*embedded)
     scores = [
         recall_score(f"image_retrieval_recall@{k}", to_image, k, chance_at(k, len(images)), clusters=owners)
         for k in RECALL_AT
@@ -67,6 +67,6 @@ def true_text(data: EvaluationSet, position: int) -> str:
 
 def true_texts(setting: Setting[EvaluationSet]) -> tuple[Tensor, list[int]]:
     """Embed the different true texts of the set, [K, D], and return the number of each sample's text among them."""
-    own = [true_text(setting.data, position) for position in range(len(setting.data))]
-    index = {text: i for i, text in enumerate(dict.fromkeys(own))}
-    return setting.text_features(list(index)), [index[text] for text in own]
+    texts = [true_text(setting.data, position) for position in range(len(setting.data))]
+    index = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return setting.text_features(list(index)), [index[text] for text in texts]

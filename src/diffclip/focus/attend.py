@@ -78,9 +78,9 @@ def attend(
     with torch.inference_mode(False), torch.no_grad():
         readers = {name: _Reader(name, loaded, texts, view) for name, loaded in models.items()}
         parts: dict[str, list[_Part]] = {name: [] for name in models}
-        rest = iter(images)
+        remaining = iter(images)
         at_once = min(images_at_once(reader.model, reader.first) for reader in readers.values())
-        while batch := list(islice(rest, min(_BATCH, at_once))):
+        while batch := list(islice(remaining, min(_BATCH, at_once))):
             for name, reader in readers.items():
                 parts[name].append(reader.read(batch))
     return {name: reader.joined(parts[name]) for name, reader in readers.items()}
@@ -97,7 +97,7 @@ class _Reader:
         self.model, self.preprocess, tokenizer = loaded
         vision = self.model.config.vision
         side = vision.image_size // vision.patch_size
-        if self.patch is not None and not all(0 <= at < side for at in self.patch):
+        if self.patch is not None and not all(0 <= index < side for index in self.patch):
             raise InputError(
                 f"{name} has no patch in row {self.patch[0]}, column {self.patch[1]}: both are numbered from 0 to "
                 f"{side - 1}"
@@ -106,7 +106,7 @@ class _Reader:
         if self.method in ("A1", "A2") and not vision.attention.startswith("differential"):
             raise InputError(f"{name} makes one map per head, no {self.method}: use --method attention")
         self.head = None if view.head is None else view.head - 1
-        self.first, self.last = _range(self.model, name, view.layers)
+        self.first, self.last = _layer_range(self.model, name, view.layers)
         self.first_text = 0 if view.layers == "all" else -1
         self.pieces = tokenizer.pieces(texts) if texts else []
         longest = max(map(len, self.pieces), default=0)
@@ -118,15 +118,15 @@ class _Reader:
 
     def read(self, batch: Sequence[Image.Image]) -> _Part:
         images = torch.stack([self.preprocess(image) for image in batch]).to(self.model.logit_scale)
-        made = self._relevance(images) if self.method in OF_TEXTS else self._attention(images)
-        return tuple(one.detach().float().cpu() for one in made)
+        outputs = self._relevance(images) if self.method in OF_TEXTS else self._attention(images)
+        return tuple(output.detach().float().cpu() for output in outputs)
 
     def _relevance(self, images: Tensor) -> _Part:
-        with recording(self.model, "visual", self.first, gradients=True) as seen:
+        with recording(self.model, "visual", self.first, gradients=True) as layer_maps:
             features = self.model.encode_image(images, normalize=True)
             cosines = features @ self.texts.T
             logits = self.model.logit_scale.detach().exp() * cosines
-            chosen = self._chosen(seen)
+            chosen = self._chosen(layer_maps)
             rows = [
                 patch_rows(chosen, gradients(logit, chosen), [self.method], self.head)[self.method]
                 for logit in logits.unbind(1)
@@ -135,18 +135,18 @@ class _Reader:
         return as_patches(torch.stack(rows, 1)), cosines, spoken[..., 1:-1].transpose(0, 1)
 
     def _attention(self, images: Tensor) -> _Part:
-        with recording(self.model, "visual", self.first) as seen:
+        with recording(self.model, "visual", self.first) as layer_maps:
             self.model.encode_image(images)
-        chosen = self._chosen(seen)
+        chosen = self._chosen(layer_maps)
         if self.method == "rollout":
             row = rollout(chosen)[:, self.token]
         else:
             field = {"attention": "combined", "A1": "first", "A2": "second"}[self.method]
-            maps: list[Tensor] = [getattr(one, field) for one in chosen]
+            maps: list[Tensor] = [getattr(layer, field) for layer in chosen]
             rows = [full.mean(1) if self.head is None else full[:, self.head] for full in maps]
             row = torch.stack(rows).mean(0)[:, self.token]
-        nothing = row.new_empty(len(images), 0)
-        return as_patches(patch_part(row)[:, None]), nothing, nothing[..., None]
+        empty = row.new_empty(len(images), 0)
+        return as_patches(patch_part(row)[:, None]), empty, empty[..., None]
 
     def _chosen(self, seen: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
         heads = seen[0].first.shape[1]
@@ -163,12 +163,12 @@ class _Reader:
         return Attended(maps.numpy(), *scores, self.pieces, spoken.numpy(), self.patch)
 
 
-def _range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
+def _layer_range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
     """Return the first of the vision layers that `layers` names, and one past the last; both count from 0."""
     depth = model.config.vision.layers
-    known = {"all": (0, depth), "last": (depth - 1, depth)}
-    if layers in known:
-        return known[layers]
+    ranges = {"all": (0, depth), "last": (depth - 1, depth)}
+    if layers in ranges:
+        return ranges[layers]
     if not 1 <= int(layers) <= depth:
         raise InputError(f"{name} has no vision layer {layers}: they are numbered from 1 to {depth}")
     return int(layers) - 1, int(layers)
@@ -183,20 +183,23 @@ def write_arrays(
     for a method without texts). If grids differ, `maps_0`, `maps_1`, … [P, T, h, w] hold the maps by model. Texts add
     `cosines` and `probabilities` [M, P, T], `tokens` [M, T, L], padded with "", and `token_relevance` [M, P, T, L].
     """
-    each, models = list(found.values()), list(found)
+    results, models = list(found.values()), list(found)
     arrays: dict[str, Any] = {"models": models, "images": images, "method": method}
     arrays["texts"] = np.array(texts, np.str_)
-    if len({one.maps.shape for one in each}) == 1:
-        arrays["maps"] = np.stack([one.maps for one in each])
+    if len({result.maps.shape for result in results}) == 1:
+        arrays["maps"] = np.stack([result.maps for result in results])
     else:
-        arrays |= {f"maps_{number}": one.maps for number, one in enumerate(each)}
+        arrays |= {f"maps_{number}": result.maps for number, result in enumerate(results)}
     if texts:
-        longest = max(one.spoken.shape[-1] for one in each)
-        tokens = [[row + [""] * (longest - len(row)) for row in one.pieces] for one in each]
-        spoken = [np.pad(one.spoken, ((0, 0), (0, 0), (0, longest - one.spoken.shape[-1]))) for one in each]
+        longest = max(result.spoken.shape[-1] for result in results)
+        tokens = [[row + [""] * (longest - len(row)) for row in result.pieces] for result in results]
+        spoken = [
+            np.pad(result.spoken, ((0, 0), (0, 0), (0, longest - result.spoken.shape[-1])))
+            for result in results
+        ]
         arrays |= {
-            "cosines": np.stack([one.cosines for one in each]),
-            "probabilities": np.stack([one.probabilities for one in each]),
+            "cosines": np.stack([result.cosines for result in results]),
+            "probabilities": np.stack([result.probabilities for result in results]),
             "tokens": np.array(tokens, dtype=np.str_),
             "token_relevance": np.stack(spoken),
         }

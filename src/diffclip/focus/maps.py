@@ -33,11 +33,11 @@ def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, 
 
     The names are "A" for a plain layer; "A1", "A2" and the signed "A1 − λ·A2" for a differential layer.
     """
-    with recording(model, "visual", layer) as seen:
+    with recording(model, "visual", layer) as layer_maps:
         model.encode_image(images)
-    maps = {"A": seen[0].first}
-    if seen[0].second is not None:
-        maps = {"A1": seen[0].first, "A2": seen[0].second, "A1 − λ·A2": seen[0].combined}
+    maps = {"A": layer_maps[0].first}
+    if layer_maps[0].second is not None:
+        maps = {"A1": layer_maps[0].first, "A2": layer_maps[0].second, "A1 − λ·A2": layer_maps[0].combined}
     return {name: as_patches(patch_part(full.mean(1)[:, 0])) for name, full in maps.items()}
 
 
@@ -74,8 +74,8 @@ def rollout(maps: Sequence[AttentionMaps]) -> Tensor:
     tokens = maps[0].first.shape[-1]
     identity = torch.eye(tokens, dtype=maps[0].first.dtype, device=maps[0].first.device)
     flow = identity.expand(len(maps[0].first), -1, -1)
-    for one in maps:
-        mixed = one.combined.detach().abs().mean(1)
+    for layer in maps:
+        mixed = layer.combined.detach().abs().mean(1)
         total = mixed.sum(-1, keepdim=True)
         # a row of zeros (λ is 1 and both maps agree) mixes nothing in
         mixed = torch.where(total > 0, mixed / total, identity)
@@ -105,18 +105,21 @@ def correlation_by_layer(model: CLIP, tower: str, inputs: Tensor) -> Tensor:
     if not tower_config.attention.startswith("differential"):
         return torch.empty(len(inputs), 0, dtype=torch.float64)
     device = next(iter(model.parameters())).device
-    found = []
+    correlations = []
     # otherwise the blocks of a compiled model are compiled again for the recording
     with torch.compiler.set_stance("force_eager"):
-        for part in torch.split(inputs.to(device), _AT_ONCE):
+        for batch in torch.split(inputs.to(device), _AT_ONCE):
             with recording(model, tower) as maps:
-                model.encode_image(part) if tower == "visual" else model.encode_text(part)
-            each = [map_correlation(one) if tower == "visual" else _of_ends(one, part) for one in maps]
-            found.append(torch.stack([one.mean(-1) for one in each], dim=-1))
-    return torch.cat(found).cpu()
+                model.encode_image(batch) if tower == "visual" else model.encode_text(batch)
+            by_layer = [
+                map_correlation(layer) if tower == "visual" else _end_correlation(layer, batch)
+                for layer in maps
+            ]
+            correlations.append(torch.stack([heads.mean(-1) for heads in by_layer], dim=-1))
+    return torch.cat(correlations).cpu()
 
 
-def _of_ends(maps: AttentionMaps, tokens: Tensor) -> Tensor:
+def _end_correlation(maps: AttentionMaps, tokens: Tensor) -> Tensor:
     assert maps.second is not None
     texts, ends = torch.arange(len(tokens), device=tokens.device), tokens.argmax(-1)
     first, second = maps.first[texts, :, ends], maps.second[texts, :, ends]

@@ -24,10 +24,10 @@ def auroc(scores: Tensor, coverage: Tensor) -> Tensor:
     It is the probability that a pixel of the object scores higher than a pixel of the background; ties count half. The
     object must cover something, and not everything.
     """
-    scores, on, left, right = _sorted(scores, coverage)
+    scores, on, start, end = _sorted(scores, coverage)
     off = 1 - on
     before = torch.nn.functional.pad(off.cumsum(-1), (1, 0))
-    below, upto = before.gather(-1, left), before.gather(-1, right)
+    below, upto = before.gather(-1, start), before.gather(-1, end)
     pairs = on.sum(-1) * off.sum(-1)
     return (on * (below + upto)).sum(-1) / (2 * pairs)
 
@@ -37,10 +37,10 @@ def average_precision(scores: Tensor, coverage: Tensor) -> Tensor:
 
     R is recall, P precision over pixels, as scikit-learn's `average_precision_score`. The object must cover something.
     """
-    scores, on, left, _ = _sorted(scores, coverage)
+    scores, on, start, _ = _sorted(scores, coverage)
     total = on.sum(-1, keepdim=True)
-    before = torch.nn.functional.pad(on.cumsum(-1), (1, 0)).gather(-1, left)
-    precision = (total - before) / (scores.shape[-1] - left)
+    before = torch.nn.functional.pad(on.cumsum(-1), (1, 0)).gather(-1, start)
+    precision = (total - before) / (scores.shape[-1] - start)
     return ((on / total) * precision).sum(-1)
 
 
@@ -57,12 +57,12 @@ def pointing(scores: Tensor, coverage: Tensor) -> Tensor:
 
 def entropy(scores: Tensor) -> Tensor:
     """The entropy of |scores| as shares, divided by that of a uniform map: from 0 (one patch has all) to 1, [...]."""
-    return _nats(scores) / math.log(scores.shape[-1])
+    return _entropy_in_nats(scores) / math.log(scores.shape[-1])
 
 
 def effective_patches(scores: Tensor) -> Tensor:
     """Number of patches that a uniform map of the same entropy would cover, from 1 to P, [...]."""
-    return _nats(scores).exp()
+    return _entropy_in_nats(scores).exp()
 
 
 def class_token_share(rows: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ def background(scores: Tensor, coverage: Tensor, count: int = STRONGEST) -> Tens
 
 def center_prior(side: int) -> Tensor:
     """A map that ignores the image, [side²]: a Gaussian around the center, standard deviation a quarter of the edge."""
-    places = (torch.arange(side) + 0.5) / side - 0.5
-    return torch.exp(-8 * (places.square()[:, None] + places.square())).flatten()
+    positions = (torch.arange(side) + 0.5) / side - 0.5
+    return torch.exp(-8 * (positions.square()[:, None] + positions.square())).flatten()
 
 
 def _sorted(scores: Tensor, coverage: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -93,10 +93,10 @@ def _sorted(scores: Tensor, coverage: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     scores, coverage = torch.broadcast_tensors(scores, coverage)  # type: ignore[no-untyped-call]
     scores, order = scores.sort(dim=-1)
     scores = scores.contiguous()
-    left = torch.searchsorted(scores, scores)
-    right = torch.searchsorted(scores, scores, right=True)
+    start = torch.searchsorted(scores, scores)
+    end = torch.searchsorted(scores, scores, right=True)
     # in float32, sums over hundreds of patches would be wrong in the fifth digit
-    return scores, coverage.gather(-1, order).double(), left, right
+    return scores, coverage.gather(-1, order).double(), start, end
 
 
 def _shares(amounts: Tensor) -> Tensor:
@@ -107,6 +107,6 @@ def _shares(amounts: Tensor) -> Tensor:
     return amounts / amounts.sum(-1, keepdim=True)
 
 
-def _nats(scores: Tensor) -> Tensor:
-    found: Tensor = torch.special.entr(_shares(scores.abs())).sum(-1)
-    return found
+def _entropy_in_nats(scores: Tensor) -> Tensor:
+    nats: Tensor = torch.special.entr(_shares(scores.abs())).sum(-1)
+    return nats

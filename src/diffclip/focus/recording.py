@@ -47,15 +47,15 @@ def recording(
     chosen = layers[first_layer % len(layers) :]
     was_training = [module for module in model.modules() if module.training]
     was_checkpointing = model.visual.grad_checkpointing
-    seen: list[AttentionMaps] = []
+    maps: list[AttentionMaps] = []
     model.eval()
     # timm uses gradient checkpointing in evaluation too, which would record the maps twice
     model.visual.grad_checkpointing = False
     for layer in chosen:
-        layer._attend = partial(_attend, layer, gradients, norm == "detached", seen)  # type: ignore[method-assign]
+        layer._attend = partial(_attend, layer, gradients, norm == "detached", maps)  # type: ignore[method-assign]
     try:
         with torch.inference_mode(False), torch.no_grad():
-            yield seen
+            yield maps
     finally:
         for layer in chosen:
             del layer._attend

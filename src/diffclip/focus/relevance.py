@@ -47,9 +47,9 @@ def image_relevances(
         first_layer: the first layer that counts: −1, as in the papers, for the last layer alone, 0 for all layers.
         norm: the rule for gradients through a head norm, see `Norm`.
     """
-    with recording(model, "visual", first_layer, gradients=True, norm=norm) as seen:
+    with recording(model, "visual", first_layer, gradients=True, norm=norm) as layer_maps:
         logits = image_logits(model, images, texts)
-        rows = [patch_rows(seen, gradients(logit, seen), methods) for logit in logits.unbind(1)]
+        rows = [patch_rows(layer_maps, gradients(logit, layer_maps), methods) for logit in logits.unbind(1)]
     return {name: as_patches(torch.stack([row[name] for row in rows], dim=1)) for name in methods}
 
 
@@ -59,8 +59,8 @@ def patch_rows(
     """Compute the relevance of the patches for the class token by each of `methods`, [B, h·w] ≥ 0, from the layers
     `maps` and their gradients `of`; `head` takes one head instead of all."""
     tokens = maps[0].first.shape[-1]
-    places = torch.arange(tokens, device=of[0].device)
-    patches = places >= tokens - patch_part(places).shape[-1]
+    positions = torch.arange(tokens, device=of[0].device)
+    patches = positions >= tokens - patch_part(positions).shape[-1]
     class_tokens = torch.zeros(len(of[0]), dtype=torch.int64, device=of[0].device)
     return {
         name: patch_part(METHODS[name](maps, of, class_tokens, patches.expand(len(of[0]), -1), head))
@@ -89,21 +89,21 @@ def text_relevance(
         first_layer: as in `image_relevances`.
     """
     ends = tokens.argmax(-1)
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    with recording(model, "text", first_layer, gradients=True) as seen:
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    with recording(model, "text", first_layer, gradients=True) as layer_maps:
         features = model.encode_text(tokens, normalize=True)
         logits = model.logit_scale.detach().exp() * features @ _usable(images.detach()).to(features.dtype).T
         rows = [
-            METHODS[method](seen, gradients(logit, seen), ends, places <= ends[:, None], None)
+            METHODS[method](layer_maps, gradients(logit, layer_maps), ends, positions <= ends[:, None], None)
             for logit in logits.unbind(1)
         ]
-    inside = (places > 0) & (places < ends[:, None])
+    inside = (positions > 0) & (positions < ends[:, None])
     return torch.stack(rows, dim=1) * inside[:, None]
 
 
 def gradients(logits: Tensor, maps: Sequence[AttentionMaps]) -> tuple[Tensor, ...]:
     """Compute ∂(sum of `logits` [B])/∂A of each layer, [B, H, N, N]: each image's own, because images do not mix."""
-    return torch.autograd.grad(logits.sum(), [one.combined for one in maps], retain_graph=True)
+    return torch.autograd.grad(logits.sum(), [layer.combined for layer in maps], retain_graph=True)
 
 
 def weighted(maps: AttentionMaps, gradient: Tensor) -> Tensor:
@@ -120,8 +120,8 @@ def relevance_of(
     """
     tokens = maps[0].first.shape[-1]
     relevance = torch.eye(tokens, dtype=of[0].dtype, device=of[0].device).expand(len(of[0]), -1, -1)
-    for one, gradient in zip(maps, of, strict=True):
-        positive = weighted(one, gradient)
+    for layer, gradient in zip(maps, of, strict=True):
+        positive = weighted(layer, gradient)
         relevance = relevance + (positive.mean(1) if head is None else positive[:, head]) @ relevance
     return relevance[torch.arange(len(rows), device=rows.device), rows]
 
@@ -145,12 +145,12 @@ def grad_eclip_of(
     its own λ. The sums of several layers are added before the ReLU, as the authors do for texts. The authors' code
     uses a single head and sends queries and keys through the output projection; the paper's formula does neither.
     """
-    each = torch.arange(len(rows), device=rows.device)
+    samples = torch.arange(len(rows), device=rows.device)
     total = torch.zeros_like(among, dtype=of[0].dtype)
-    for one, gradient in zip(maps, of, strict=True):
-        row = gradient[each, :, rows]
+    for layer, gradient in zip(maps, of, strict=True):
+        row = gradient[samples, :, rows]
         channels = row.sum(1) if head is None else row[:, head]
-        total = total + loosened(one, rows, among) * channels
+        total = total + loosened(layer, rows, among) * channels
     return total.clamp_min(0) * among
 
 
@@ -159,22 +159,22 @@ def loosened(maps: AttentionMaps, rows: Tensor, among: Tensor) -> Tensor:
     over the tokens `among` [B, N]; 1 if all are equal."""
     assert maps.queries is not None
     assert maps.keys is not None
-    each = torch.arange(len(rows), device=rows.device)
-    query, keys = maps.queries.detach()[each, :, rows].float(), maps.keys.detach().float()
+    samples = torch.arange(len(rows), device=rows.device)
+    query, keys = maps.queries.detach()[samples, :, rows].float(), maps.keys.detach().float()
     products = (keys @ query[..., None])[..., 0]  # [B, heads, N]
     lengths = keys.square().sum(-1)
     if maps.second is None or maps.lam is None:
-        found = _cosine(products, query, lengths).sum(1)
+        cosines = _cosine(products, query, lengths).sum(1)
     else:
         lam = maps.lam.detach()
-        lam = lam if lam.ndim == 0 else lam.expand(*maps.first.shape[:3], 1)[each, :, rows]
+        lam = lam if lam.ndim == 0 else lam.expand(*maps.first.shape[:3], 1)[samples, :, rows]
         first, second = (
-            _cosine(products[:, part::2], query[:, part::2], lengths[:, part::2]) for part in (0, 1)
+            _cosine(products[:, offset::2], query[:, offset::2], lengths[:, offset::2]) for offset in (0, 1)
         )
-        found = (first - lam * second).sum(1)
-    low = found.masked_fill(~among, torch.inf).amin(-1, keepdim=True)
-    high = found.masked_fill(~among, -torch.inf).amax(-1, keepdim=True)
-    return torch.where(high > low, (found - low) / (high - low), 1.0)
+        cosines = (first - lam * second).sum(1)
+    low = cosines.masked_fill(~among, torch.inf).amin(-1, keepdim=True)
+    high = cosines.masked_fill(~among, -torch.inf).amax(-1, keepdim=True)
+    return torch.where(high > low, (cosines - low) / (high - low), 1.0)
 
 
 def _cosine(products: Tensor, query: Tensor, lengths: Tensor) -> Tensor:

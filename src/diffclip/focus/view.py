@@ -63,10 +63,10 @@ class View:
 
     def __str__(self) -> str:
         """Describe it: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
-        known = {"last": "last vision layer", "all": "all vision layers"}
-        layers = known.get(self.layers, f"vision layer {self.layers}")
-        together = "all heads" if self.method == "grad-eclip" else "mean over heads"
-        heads = together if self.head is None else f"head {self.head}"
+        descriptions = {"last": "last vision layer", "all": "all vision layers"}
+        layers = descriptions.get(self.layers, f"vision layer {self.layers}")
+        all_heads = "all heads" if self.method == "grad-eclip" else "mean over heads"
+        heads = all_heads if self.head is None else f"head {self.head}"
         name, meaning = f"{self.method[0].upper()}{self.method[1:]}", METHODS[self.method]
         if self.patch is not None:
             name += f" of the patch in row {self.patch[0]}, column {self.patch[1]}"

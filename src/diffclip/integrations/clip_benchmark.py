@@ -72,8 +72,8 @@ def load_diffclip(
     Raises:
         InputError: no such weights, or weights of another model than `model_name`.
     """
-    named = model_name if model_name in MODEL_NAMES else None
-    loaded = load_for_use(_source(model_name, pretrained), named)
+    known_name = model_name if model_name in MODEL_NAMES else None
+    loaded = load_for_use(_source(model_name, pretrained), known_name)
     if model_name in VARIANTS and variant_of(loaded.model.config) != model_name:
         raise InputError(f"{pretrained} is no {model_name}: name it {variant_of(loaded.model.config)}")
     return loaded.model.to(device), loaded.preprocess, loaded.tokenizer

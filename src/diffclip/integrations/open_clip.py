@@ -78,7 +78,7 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
             (Path(folder) / f"{name}.json").write_text(json.dumps(_their_config(config)), encoding="utf-8")
         open_clip.add_model_config(folder)
     if not hasattr(factory.create_model, _MODEL_KEY):
-        factory.create_model = open_clip.create_model = _extended(factory.create_model)
+        factory.create_model = open_clip.create_model = _wrap_create_model(factory.create_model)
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -103,14 +103,14 @@ def run_command(arguments: Sequence[str]) -> int:
     for word in arguments:
         words += word.split("=", 1) if word.startswith("--model=") else [word]
     models: dict[str, CLIPConfig] = {}
-    place = words.index("--model") + 1 if "--model" in words[:-1] else None
-    if place is not None and os.path.exists(words[place]):
-        config = read_config(words[place])
-        words[place] = f"ViT-{name_of(config)}"  # "vit" in a name selects Adam settings for transformers
-        models[words[place]] = config
+    position = words.index("--model") + 1 if "--model" in words[:-1] else None
+    if position is not None and os.path.exists(words[position]):
+        config = read_config(words[position])
+        words[position] = f"ViT-{name_of(config)}"  # "vit" in a name selects Adam settings for transformers
+        models[words[position]] = config
     register(models)
-    if place is not None and open_clip.get_model_config(words[place]) is None:
-        raise unknown("model", words[place], open_clip.list_models())
+    if position is not None and open_clip.get_model_config(words[position]) is None:
+        raise unknown("model", words[position], open_clip.list_models())
     # imported here and by name, because the program is optional and has no types
     return 1 if import_module("open_clip_train.main").main(words) else 0
 
@@ -211,7 +211,7 @@ def _their_config(config: CLIPConfig) -> dict[str, Any]:
     }
 
 
-def _extended(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_create_model(theirs: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap open_clip's `create_model`, so that models with a configuration of ours are made here."""
     from open_clip import factory
 
@@ -219,14 +219,14 @@ def _extended(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(theirs)
     def create_model(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        schema, name = factory.parse_model_name(given.arguments["model_name"])
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        schema, name = factory.parse_model_name(bound.arguments["model_name"])
         fields = None if schema else factory.get_model_config(name.replace("/", "-"))
         if not fields or _MODEL_KEY not in fields:
             return theirs(*args, **kwargs)
         defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
-        return _create(parse_config(fields[_MODEL_KEY], name), given.arguments, defaults)
+        return _create(parse_config(fields[_MODEL_KEY], name), bound.arguments, defaults)
 
     setattr(create_model, _MODEL_KEY, True)
     return create_model
@@ -237,8 +237,8 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
     from open_clip import get_input_dtype
 
     name, size, starts = given["model_name"], given["force_image_size"], given["model_kwargs"]
-    asked = {key for key, value in given.items() if key not in _USED and value != defaults[key]}
-    if refused := (asked | starts.keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
+    changed = {key for key, value in given.items() if key not in _USED and value != defaults[key]}
+    if refused := (changed | starts.keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
         raise InputError(f"{', '.join(sorted(refused))} cannot be given for {name}: leave it out")
     if not isinstance(size, int | None):
         if len(set(size)) != 1:

@@ -87,9 +87,9 @@ def scale_of(maps: Sequence[Map], floor: float = 0.0) -> Scale:
 
     It ends at the 99.5th percentile of magnitudes, so that one patch does not hide the rest, but not below `floor`.
     """
-    values = np.concatenate([np.abs(one).ravel() for one in maps]) if maps else np.ones(1)
+    values = np.concatenate([np.abs(map).ravel() for map in maps]) if maps else np.ones(1)
     limit = max(float(np.quantile(values, 0.995)) or float(values.max()), floor) or 1.0
-    return Scale(limit, any(bool((one < 0).any()) for one in maps))
+    return Scale(limit, any(bool((map < 0).any()) for map in maps))
 
 
 def grid_figure(
@@ -104,43 +104,45 @@ def grid_figure(
         floor: the smallest upper end of the scale.
     """
     columns = max(map(len, rows))
-    cell = min(max(9.0 / columns, 1.15), 2.2)  # inches
-    width, letters = max(columns * cell, 3.0) + 0.3, int(cell * 14)
-    below = textwrap.fill(note, int(width * 14))
-    lines = sum(max(_lines(one.title, letters) + _lines(one.caption, letters) for one in row) for row in rows)
-    lines += below.count("\n") + 1
-    height = len(rows) * (cell + 0.05) + lines * _LINE + 0.5
+    side = min(max(9.0 / columns, 1.15), 2.2)  # inches
+    width, letters = max(columns * side, 3.0) + 0.3, int(side * 14)
+    footer = textwrap.fill(note, int(width * 14))
+    lines = sum(
+        max(_lines(cell.title, letters) + _lines(cell.caption, letters) for cell in row) for row in rows
+    )
+    lines += footer.count("\n") + 1
+    height = len(rows) * (side + 0.05) + lines * _LINE + 0.5
     figure = Figure((width, height), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
-    scale = scale_of([one.values for row in rows for one in row if one.values is not None], floor)
+    scale = scale_of([cell.values for row in rows for cell in row if cell.values is not None], floor)
     grid = figure.subplots(len(rows), columns, squeeze=False)
-    for places, row, label in zip(grid, rows, [*labels, *[""] * len(rows)], strict=False):
-        for axes, one in zip(places, row, strict=False):
+    for axes_row, row, label in zip(grid, rows, [*labels, *[""] * len(rows)], strict=False):
+        for axes, cell in zip(axes_row, row, strict=False):
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
-            if one.values is None:
-                axes.imshow(one.image)
+            if cell.values is None:
+                axes.imshow(cell.image)
             else:
-                gray = np.asarray(one.image).mean(-1, keepdims=True).repeat(3, -1) / 255
+                gray = np.asarray(cell.image).mean(-1, keepdims=True).repeat(3, -1) / 255
                 axes.imshow(gray)
-                axes.imshow(scale.drawn(one.values, one.image.shape[0]))
-                if one.patch:
-                    edge = one.image.shape[0] / one.values.shape[0]
-                    corner = (one.patch[1] * edge - 0.5, one.patch[0] * edge - 0.5)
+                axes.imshow(scale.drawn(cell.values, cell.image.shape[0]))
+                if cell.patch:
+                    edge = cell.image.shape[0] / cell.values.shape[0]
+                    corner = (cell.patch[1] * edge - 0.5, cell.patch[0] * edge - 0.5)
                     for color, line in (("black", 2.4), ("white", 1.0)):
                         axes.add_patch(Rectangle(corner, edge, edge, fill=False, color=color, lw=line))
-            axes.set_title(_wrapped(one.title, letters), pad=3, weight="bold", **_TEXT)
-            axes.set_xlabel(_wrapped(one.caption, letters), loc="left", labelpad=1, color=_MUTED, **_TEXT)
-        short = textwrap.fill(printable(label), int(cell * 11), max_lines=2, placeholder=" …")
-        places[0].set_ylabel(short, weight="bold", **_TEXT)
-        for axes in places[len(row) :]:
+            axes.set_title(_wrapped(cell.title, letters), pad=3, weight="bold", **_TEXT)
+            axes.set_xlabel(_wrapped(cell.caption, letters), loc="left", labelpad=1, color=_MUTED, **_TEXT)
+        short_label = textwrap.fill(printable(label), int(side * 11), max_lines=2, placeholder=" …")
+        axes_row[0].set_ylabel(short_label, weight="bold", **_TEXT)
+        for axes in axes_row[len(row) :]:
             axes.remove()
-    if any(one.values is not None for row in rows for one in row):
+    if any(cell.values is not None for row in rows for cell in row):
         colors = ScalarMappable(scale.norm, scale.cmap)
-        place: dict[str, Any] = {"location": "bottom", "anchor": (0.02, 1), "pad": 0.01}
-        place |= {"shrink": 2.6 / width, "aspect": 30, "ticks": MaxNLocator(4)}
-        bar = figure.colorbar(colors, ax=figure.axes, **place)
+        options: dict[str, Any] = {"location": "bottom", "anchor": (0.02, 1), "pad": 0.01}
+        options |= {"shrink": 2.6 / width, "aspect": 30, "ticks": MaxNLocator(4)}
+        bar = figure.colorbar(colors, ax=figure.axes, **options)
         bar.ax.tick_params(labelsize=7, length=2, pad=1)
-    figure.supxlabel(below, x=0.01, ha="left", color=_MUTED, **_TEXT)
+    figure.supxlabel(footer, x=0.01, ha="left", color=_MUTED, **_TEXT)
     return figure
 
 
@@ -172,8 +174,8 @@ def attend_figures(
     floor = RELEVANCE_FLOOR if view.method == "relevance" else 0.0
     shares = " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
     for number, name in enumerate(names):
-        seen = {label: own[number] for label, own in views.items()}
-        rows = model_rows(found, seen, list(texts) or [view.method], number)
+        images = {label: model_views[number] for label, model_views in views.items()}
+        rows = model_rows(found, images, list(texts) or [view.method], number)
         yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", list(found), floor)
 
 
@@ -189,8 +191,8 @@ def model_rows(
 ) -> list[list[Cell]]:
     """Make a row per model for image `number`: the image and its maps; only the first row has titles."""
     rows = [
-        [Cell(views[label], title="image"), *map_cells(one, number, views[label], titles)]
-        for label, one in found.items()
+        [Cell(views[label], title="image"), *map_cells(attended, number, views[label], titles)]
+        for label, attended in found.items()
     ]
     return _titles_once(rows)
 
@@ -240,10 +242,10 @@ def search_sheet(query: str | Image.Image, hits: Sequence[Hit], searched: str) -
     cells += [_hit_cell(rank, hit) for rank, hit in enumerate(hits[:MOST_HITS], 1)]
     columns = 4 if len(cells) <= 12 else 6
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    more = f"; the first {MOST_HITS} of {len(hits)}" if len(hits) > MOST_HITS else ""
-    figure = grid_figure(rows, _shortened(searched, 70) + more)
-    asked = f"“{query}”" if isinstance(query, str) else "images like the first"
-    title = textwrap.fill(asked, 66, max_lines=4, placeholder=" …")
+    extent = f"; the first {MOST_HITS} of {len(hits)}" if len(hits) > MOST_HITS else ""
+    figure = grid_figure(rows, _shortened(searched, 70) + extent)
+    heading = f"“{query}”" if isinstance(query, str) else "images like the first"
+    title = textwrap.fill(heading, 66, max_lines=4, placeholder=" …")
     # names and queries may hold dollar signs, which are not formulas here
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, parse_math=False)
     figure.set_figheight(figure.get_figheight() + 0.25 * (title.count("\n") + 1))

@@ -20,10 +20,10 @@ _WORDS = {-1: {"better": "worse", "worse": "better"}, 0: {"better": "higher", "w
 def contrasts_of(results: Results) -> list[Contrast]:
     """Choose the contrasts: those that the study declares, else every model against the CLIP of its size."""
     if results.study:
-        return [(one, other) for one, other in results.study["contrasts"]]
+        return [(model, against) for model, against in results.study["contrasts"]]
     models = in_order(results.records["model"].unique()) or results.models
-    found = [(model, clip_of(model, models)) for model in models]
-    return [(model, against) for model, against in found if against is not None and against != model]
+    pairs = [(model, clip_of(model, models)) for model in models]
+    return [(model, against) for model, against in pairs if against is not None and against != model]
 
 
 def clip_of(model: str, models: Sequence[str]) -> str | None:
@@ -31,12 +31,12 @@ def clip_of(model: str, models: Sequence[str]) -> str | None:
 
     If there are several, or if a name contains a run or file in brackets, no other CLIP is known to be trained alike.
     """
-    plain = [one for one in models if variant_of(one) == BASELINE]
-    wanted = model.replace(variant_of(model), BASELINE)
-    if wanted in plain:
-        return wanted
-    alone = len(plain) == 1 and not any(name.endswith(")") for name in (model, *plain))
-    return plain[0] if alone else None
+    baselines = [name for name in models if variant_of(name) == BASELINE]
+    baseline = model.replace(variant_of(model), BASELINE)
+    if baseline in baselines:
+        return baseline
+    alone = len(baselines) == 1 and not any(name.endswith(")") for name in (model, *baselines))
+    return baselines[0] if alone else None
 
 
 def primary_of(results: Results) -> tuple[int, Contrast] | None:
@@ -63,32 +63,32 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
     values, fields = values_of(results.records), measures_of(results.records)
     parts = []
     for measure in measures:
-        own = values[values["measure"] == measure]
-        present = set(own["model"])
-        here = [contrast for contrast in contrasts if present.issuperset(contrast)]
-        if not here:
+        rows = values[values["measure"] == measure]
+        present = set(rows["model"])
+        tested = [contrast for contrast in contrasts if present.issuperset(contrast)]
+        if not tested:
             continue
         pair = primary[1] if primary and primary[0] == measure else None
-        found = compare_arms(own[["model", "seed", "value"]], here, pair, results.margin)
+        table = compare_arms(rows[["model", "seed", "value"]], tested, pair, results.margin)
         row = fields.loc[measure].to_dict()
         share = is_share(row)
         panel = row["dataset"] if row["task"] == "six-tasks" else row["task"]
-        found = found.assign(measure=measure, label=row["label"], panel=panel, share=share)
-        found = found.assign(margin=results.margin, chance=own["chance"].mean())
+        table = table.assign(measure=measure, label=row["label"], panel=panel, share=share)
+        table = table.assign(margin=results.margin, chance=rows["chance"].mean())
         if not share:
-            found["p_equivalent"] = float("nan")
-        found[["model_value", "base_value"]] = [_means(own, pair) for pair in here]
-        above = {model: is_above_chance(one, row["metric"]) for model, one in own.groupby("model")}
-        pairs = [{above[one], above[other]} for one, other in here]
-        found["not_above_chance"] = [False in pair and True not in pair for pair in pairs]
-        parts.append(found)
+            table["p_equivalent"] = float("nan")
+        table[["model_value", "base_value"]] = [_means(rows, pair) for pair in tested]
+        above = {model: is_above_chance(group, row["metric"]) for model, group in rows.groupby("model")}
+        pairs = [{above[model], above[against]} for model, against in tested]
+        table["not_above_chance"] = [False in pair and True not in pair for pair in pairs]
+        parts.append(table)
     if not parts:
         return pd.DataFrame()
     compared = with_verdicts(pd.concat(parts, ignore_index=True))
     for sign, words in _WORDS.items():
-        own = compared["measure"].map(fields["metric"]).map(direction) == sign
-        compared.loc[own, "verdict"] = compared.loc[own, "verdict"].replace(words)
-    if primary and _missing(results, primary[1]):
+        rows = compared["measure"].map(fields["metric"]).map(direction) == sign
+        compared.loc[rows, "verdict"] = compared.loc[rows, "verdict"].replace(words)
+    if primary and _count_missing(results, primary[1]):
         compared.loc[compared["primary"], ["p_holm", "verdict"]] = [float("nan"), "unfinished"]
     return compared
 
@@ -131,8 +131,8 @@ def verdict_text(row: pd.Series) -> str:
 
 def verdict_class(row: pd.Series) -> str:
     """Return the class that colors a verdict, "better" or "worse"; "" for others, or if neither is above chance."""
-    shown = row["verdict"] in ("better", "worse") and not row["not_above_chance"]
-    return str(row["verdict"]) if shown else ""
+    is_colored = row["verdict"] in ("better", "worse") and not row["not_above_chance"]
+    return str(row["verdict"]) if is_colored else ""
 
 
 def headline(results: Results, comparisons: pd.DataFrame) -> str:
@@ -159,33 +159,33 @@ def headline(results: Results, comparisons: pd.DataFrame) -> str:
             f"{percent(row['high'], sign=True)}, {_seeds_of(results, row)}): {verdict_text(row)}."
         )
     words = comparisons["verdict"].mask(comparisons["not_above_chance"], "not shown above chance")
-    told = ", ".join(f"{word} in {count}" for word, count in words.value_counts().items())
+    verdicts = ", ".join(f"{word} in {count}" for word, count in words.value_counts().items())
     tested = list(dict.fromkeys(comparisons["model"]))
-    named = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
+    subject = " and ".join(tested) if len(tested) < 3 else f"{len(tested)} models"
     count = f"{len(comparisons)} comparison{'s' * (len(comparisons) > 1)}"
-    return f"{named} against {baselines_of(comparisons)} in {count} over {seeds_text(comparisons)} seeds: {told}."
+    return f"{subject} against {baselines_of(comparisons)} in {count} over {seeds_text(comparisons)} seeds: {verdicts}."
 
 
-def _missing(results: Results, pair: Contrast) -> int:
+def _count_missing(results: Results, pair: Contrast) -> int:
     """Count the runs of two models that the study plans and that have not ended; 0 if no runs are listed."""
     runs, study = results.runs, results.study or {}
     if runs.empty:
         return 0
     ended = set(runs.loc[runs["group"] != "sweep", ["arm", "seed"]].itertuples(index=False, name=None))
     grids = [study["models"], study.get("ablations") or {"arms": {}}]
-    wanted = {(arm, seed) for grid in grids for arm in grid["arms"] for seed in grid["seeds"] if arm in pair}
-    return len(wanted - ended)
+    planned = {(arm, seed) for grid in grids for arm in grid["arms"] for seed in grid["seeds"] if arm in pair}
+    return len(planned - ended)
 
 
 def _seeds_of(results: Results, row: pd.Series) -> str:
     """Count the seeds of the primary endpoint, and what is missing: "19 seeds, CLIP-s3 diverged"."""
-    runs, pair, told = results.runs, (row["model"], row["against"]), [f"{row['seeds']} seeds"]
+    runs, pair, facts = results.runs, (row["model"], row["against"]), [f"{row['seeds']} seeds"]
     if not runs.empty:
-        lost = runs["arm"].isin(pair) & runs["diverged"].notna() & (runs["group"] != "sweep")
-        told += [f"{Path(run).name} diverged" for run in runs.loc[lost, "run"]]
-    if missing := _missing(results, pair):
-        told.append(f"{missing} runs to come")
-    return ", ".join(told)
+        is_diverged = runs["arm"].isin(pair) & runs["diverged"].notna() & (runs["group"] != "sweep")
+        facts += [f"{Path(run).name} diverged" for run in runs.loc[is_diverged, "run"]]
+    if missing := _count_missing(results, pair):
+        facts.append(f"{missing} runs to come")
+    return ", ".join(facts)
 
 
 def baselines_of(comparisons: pd.DataFrame) -> str:
@@ -199,15 +199,15 @@ def not_learned(results: Results) -> str:
     values, fields = values_of(records), measures_of(records)
     labels = []
     for measure in headlines(records):
-        own = values[values["measure"] == measure]
+        rows = values[values["measure"] == measure]
         metric = fields.loc[measure, "metric"]
-        if all(is_above_chance(one, metric) is False for _, one in own.groupby("model")):
+        if all(is_above_chance(group, metric) is False for _, group in rows.groupby("model")):
             labels.append(fields.loc[measure, "label"])
-    more = f", and {len(labels) - 4} more" if len(labels) > 4 else ""
-    return f"Not learned, as no model is shown above chance: {'; '.join(labels[:4])}{more}." if labels else ""
+    rest = f", and {len(labels) - 4} more" if len(labels) > 4 else ""
+    return f"Not learned, as no model is shown above chance: {'; '.join(labels[:4])}{rest}." if labels else ""
 
 
 def seeds_text(comparisons: pd.DataFrame) -> str:
     """Write the number of seeds of the comparisons: "3", or "3 to 12"."""
-    few, many = comparisons["seeds"].min(), comparisons["seeds"].max()
-    return str(few) if few == many else f"{few} to {many}"
+    fewest, most = comparisons["seeds"].min(), comparisons["seeds"].max()
+    return str(fewest) if fewest == most else f"{fewest} to {most}"

@@ -40,8 +40,8 @@ def retrieval_examples(models: Mapping[str, Prepared], data: EvaluationSet, coun
     for number, (query, right) in enumerate(zip(queries, drawn, strict=True)):
         rows = []
         for label, loaded in models.items():
-            images = {place: seen_by(_image(data, place), loaded) for place in best[label][number]}
-            rows.append([Cell(image, title="right" * (place == right)) for place, image in images.items()])
+            images = {index: seen_by(_read_image(data, index), loaded) for index in best[label][number]}
+            rows.append([Cell(image, title="right" * (index == right)) for index, image in images.items()])
         figure = grid_figure(rows, labels=list(models))
         figure.suptitle(textwrap.fill(f"“{query}”", 95), x=0.01, ha="left", fontsize=10, parse_math=False)
         figures.append(figure)
@@ -57,7 +57,7 @@ def attention_examples(
     """Show where the class token of each model's last layer looks in `count` images drawn with `seed`, and in two
     images which patches speak for a text (the paper's Figure 2)."""
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False).tolist()
-    images = [_image(data, position) for position in drawn]
+    images = [_read_image(data, position) for position in drawn]
     maps: dict[str, npt.NDArray[np.float32]] = {}
     for label, (model, preprocess, _) in models.items():
         for name, values in class_token_maps(model, torch.stack([preprocess(one) for one in images])).items():
@@ -65,7 +65,7 @@ def attention_examples(
     rows = []
     for row, image in enumerate(images):
         pixels = seen_by(image, next(iter(models.values())))
-        cells = [Cell(pixels, one[row], "" if row else title) for title, one in maps.items()]
+        cells = [Cell(pixels, values[row], "" if row else title) for title, values in maps.items()]
         rows.append([Cell(pixels, title="" if row else "image"), *cells])
     return Extra(
         "Attention",
@@ -84,50 +84,50 @@ def paper_figures(
     Figure 2: two images, each with maps for its own text and the other image's. Figure 6: up to `more` others, each
     with maps for its own text. The text of an image is its first caption, or its class in the set's first template.
     """
-    few: dict[str, Image.Image] = {}
+    pair: dict[str, Image.Image] = {}
     others: list[tuple[str, Image.Image]] = []
     for position in np.random.default_rng(seed).permutation(len(data)).tolist():
         try:
-            image = _image(data, position)
+            image = _read_image(data, position)
         except InputError:
             continue
         text = true_text(data, position)
-        if len(few) < 2:
-            few.setdefault(text, image)
+        if len(pair) < 2:
+            pair.setdefault(text, image)
         elif len(others) < more:
             others.append((text, image))
-        if len(few) == 2 and len(others) == more:
+        if len(pair) == 2 and len(others) == more:
             break
-    if len(few) < 2:
+    if len(pair) < 2:
         raise InputError(
             f"{data.name} has no two images of different texts in its {data.split} split: give another set"
         )
     drawn = f"of {data.name}, {data.split} split, drawn at random (seed {seed})"
     kind = "caption" if data.captions else "class"
     rows: list[list[Cell]] = []
-    for text, image in few.items():
-        texts = [text, *(other for other in few if other != text)]
+    for text, image in pair.items():
+        texts = [text, *(other for other in pair if other != text)]
         views = {label: seen_by(image, loaded) for label, loaded in models.items()}
         rows += model_rows(attend(models, [image], texts), views, texts)
-    note = f"{View().resolved(list(few))}."
+    note = f"{View().resolved(list(pair))}."
     title = "Figure 2: which patches speak for each text"
-    told = f"Two images {drawn}, each with its own {kind} and the other's."
+    summary = f"Two images {drawn}, each with its own {kind} and the other's."
     drawing = grid_figure(rows, note, list(models) * 2, RELEVANCE_FLOOR)
-    figures = {"figure_2": Extra(title, told, [drawing])}
+    figures = {"figure_2": Extra(title, summary, [drawing])}
     blocks = []
     for text, image in others:
         cells = [Cell(seen_by(image, next(iter(models.values()))), caption=text)]
-        for label, one in attend(models, [image], [text]).items():
-            cells += map_cells(one, 0, seen_by(image, models[label]), [label])
+        for label, attended in attend(models, [image], [text]).items():
+            cells += map_cells(attended, 0, seen_by(image, models[label]), [label])
         blocks.append(cells)
     if blocks:
-        told = f"Which patches of an image speak for its own {kind}, in {len(others)} more images {drawn}."
+        summary = f"Which patches of an image speak for its own {kind}, in {len(others)} more images {drawn}."
         drawing = grid_figure(abreast(blocks, 6), note, floor=RELEVANCE_FLOOR)
-        figures["figure_6"] = Extra("Figure 6: models side by side", told, [drawing])
+        figures["figure_6"] = Extra("Figure 6: models side by side", summary, [drawing])
     return figures
 
 
-def _image(data: EvaluationSet, position: int) -> Image.Image:
+def _read_image(data: EvaluationSet, position: int) -> Image.Image:
     return data.source.image(data.indices[position])
 
 
@@ -137,4 +137,4 @@ def _best_images(loaded: Prepared, data: EvaluationSet, queries: list[str]) -> l
     features, positions = setting.image_features()
     scores = setting.text_features(queries) @ features.T
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :_TOP].tolist()
-    return [[positions[place] for place in row] for row in order]
+    return [[positions[index] for index in row] for row in order]

@@ -27,7 +27,7 @@ Curve = dict[str, Any]  # a line of `curves.jsonl`
 Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
 _LETTERS = 72  # maximum number in a line of a forest plot
-_MOST = 5  # maximum number of models in a figure
+_MAX_MODELS = 5  # maximum number of models in a figure
 _WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
 # marks of a forest plot: (text in the legend, text in the caption, how it is drawn)
 _MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -78,7 +78,7 @@ def forest_chart(
         for _, row in rows.iterrows()
     ]
     farthest = max(
-        1.25 * float(ends.max() or 0.01), *(1.05 * one.abs().max() for one in dots if len(one) > 1), 0
+        1.25 * float(ends.max() or 0.01), *(1.05 * seeds.abs().max() for seeds in dots if len(seeds) > 1), 0
     )
     reach = min(100 * farthest, 100.0)
     several = rows["model"].nunique() > 1 and by == "label"
@@ -89,17 +89,17 @@ def forest_chart(
     axes.grid(False, axis="y")
     marks, measure, y = set(), None, -1.0
     for (_, row), seeds in zip(rows.iterrows(), dots, strict=True):
-        color, right, y = colors[row["model"]], axes.get_yaxis_transform(), y + 1
+        color, transform, y = colors[row["model"]], axes.get_yaxis_transform(), y + 1
         label = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
-        told = percent(row["difference"], sign=True)
-        told += "" if row["verdict"] == "one run" else f"  {verdict_text(row).split(' (')[0]}"
-        if several or len(label + told) > _LETTERS:  # the measure is named once, in a line of its own
+        summary = percent(row["difference"], sign=True)
+        summary += "" if row["verdict"] == "one run" else f"  {verdict_text(row).split(' (')[0]}"
+        if several or len(label + summary) > _LETTERS:  # the measure is named once, in a line of its own
             if not several or row["measure"] != measure:
-                axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=INK)
+                axes.text(0, y - 0.32, label, transform=transform, fontsize=9, color=INK)
                 measure, y = row["measure"], y + 0.45
             label = row["model"] if several else ""
-        axes.text(0, y - 0.32, label, transform=right, fontsize=9, color=MUTED if several else INK)
-        axes.text(1, y - 0.32, told, transform=right, fontsize=8.5, ha="right", color=MUTED)
+        axes.text(0, y - 0.32, label, transform=transform, fontsize=9, color=MUTED if several else INK)
+        axes.text(1, y - 0.32, summary, transform=transform, fontsize=8.5, ha="right", color=MUTED)
         axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
         if len(seeds) > 1:
             axes.plot(100 * seeds, [y + 0.16] * len(seeds), ".", color=color, alpha=0.55, markersize=5)
@@ -116,13 +116,13 @@ def forest_chart(
     figure.set_figheight(0.75 + 0.47 * (y + 1))
     axes.set_xlim(-reach, reach)
     axes.set_xlabel("difference, percentage points")
-    shown = [mark for name, mark in _MARKS.items() if name in marks]
-    if shown:
-        handles = [Line2D([], [], linestyle="", **look, label=label) for label, _, look in shown]
+    drawn = [mark for name, mark in _MARKS.items() if name in marks]
+    if drawn:
+        handles = [Line2D([], [], linestyle="", **look, label=label) for label, _, look in drawn]
         figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
     tested = rows["low"].notna().any()
     bars = "lines are 95 % intervals over seeds" if tested else "one run each, so no interval"
-    caption = "; ".join(["Differences in percentage points", bars, *(text for _, text, _ in shown)])
+    caption = "; ".join(["Differences in percentage points", bars, *(text for _, text, _ in drawn)])
     band = f"grey band: ±{margin:g} point, within which differences count as equivalent."
     return Chart(name, title, f"{caption}; {band}", figure)
 
@@ -130,10 +130,10 @@ def forest_chart(
 def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart | None:
     """Draw values with their intervals over items, or the standard deviation over several runs."""
     records, fields = results.records, measures_of(results.records)
-    shown = [measure for measure in measures if is_share(fields.loc[measure])]
-    if not shown:
+    shares = [measure for measure in measures if is_share(fields.loc[measure])]
+    if not shares:
         return None
-    rows = [(fields.loc[measure, "label"], records[records["measure"] == measure]) for measure in shown]
+    rows = [(fields.loc[measure, "label"], records[records["measure"] == measure]) for measure in shares]
     caption = f"Values in percent. {_WHISKERS}"
     return Chart("values", title, caption, _bars(results, rows))
 
@@ -141,8 +141,8 @@ def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart
 def six_tasks_chart(results: Results) -> Chart | None:
     """Draw the paper's Figures 1 and 5: six tasks, each the mean over its sets."""
     frame = results.records
-    own = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
-    parts = {panel: own[own["dataset"] == panel] for panel in PANELS}
+    averages = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
+    parts = {panel: averages[averages["dataset"] == panel] for panel in PANELS}
     rows = [(capitalized(panel), _widest(part)) for panel, part in parts.items() if len(part)]
     caption = f"Means over the sets of each task, in percent. {_WHISKERS}"
     return Chart("six_tasks", "Six tasks", caption, _bars(results, rows)) if rows else None
@@ -156,10 +156,10 @@ def out_of_domain_chart(results: Results) -> Chart | None:
     accuracy = frame[(frame["task"] == "zero-shot") & (frame["metric"] == "acc1")]
     labels = measures_of(accuracy)["label"]
     for base, family in families.groupby("dataset", sort=False):
-        shifts = {name.partition(",")[0] for of in family["of"].dropna() for name in of}
-        kin = accuracy[(accuracy["dataset"] == base) | accuracy["dataset"].isin(shifts)]
-        for measure, own in kin.groupby("measure", sort=False):
-            rows.append((labels[measure].partition(", ")[2], own))
+        shifts = {name.partition(",")[0] for names in family["of"].dropna() for name in names}
+        members = accuracy[(accuracy["dataset"] == base) | accuracy["dataset"].isin(shifts)]
+        for measure, group in members.groupby("measure", sort=False):
+            rows.append((labels[measure].partition(", ")[2], group))
         rows.append((f"{DATASETS.get(base, base)}, mean of shifts", _widest(family)))
     caption = (
         "Zero-shot top-1 in percent on sets, their shifts and the mean of the shifts, without training on any. "
@@ -171,15 +171,15 @@ def out_of_domain_chart(results: Results) -> Chart | None:
 def pairs_chart(results: Results) -> Chart | None:
     """Draw the paper's Figure 4: the share of right pairs by pattern (MMVP-VLM) as a radar."""
     frame = results.records
-    own = frame[(frame["task"] == "mmvp") & frame["metric"].str.startswith("pair_accuracy/")]
-    if own["metric"].nunique() < 3:
+    pairs = frame[(frame["task"] == "mmvp") & frame["metric"].str.startswith("pair_accuracy/")]
+    if pairs["metric"].nunique() < 3:
         return None
-    own = own[own["dataset"] == own["dataset"].iloc[0]]
-    models, colors = in_order(own["model"].unique())[:_MOST], colors_of(results.models)
-    table = own.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
+    pairs = pairs[pairs["dataset"] == pairs["dataset"].iloc[0]]
+    models, colors = in_order(pairs["model"].unique())[:_MAX_MODELS], colors_of(results.models)
+    table = pairs.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
     angles = np.linspace(0, 2 * math.pi, len(table), endpoint=False)
     names = [textwrap.fill(metric.partition("/")[2], 16) for metric in table.index]
-    chance = float(own["chance"].mean()) if own["chance"].notna().any() else 0.25
+    chance = float(pairs["chance"].mean()) if pairs["chance"].notna().any() else 0.25
     figure = new_figure(WIDTH, 4.9)
     axes = figure.subplots(subplot_kw={"projection": "polar"})
     assert isinstance(axes, PolarAxes)
@@ -199,7 +199,7 @@ def pairs_chart(results: Results) -> Chart | None:
     add_legend(figure, models, colors)
     caption = (
         "Share of pairs, in percent, of which both statements pick their own image; "
-        f"{int(own['count'].iloc[0])} pairs per pattern. Dashed: chance, {percent(chance)} %."
+        f"{int(pairs['count'].iloc[0])} pairs per pattern. Dashed: chance, {percent(chance)} %."
     )
     return Chart("minimal_pairs", "Minimal pairs", caption, figure)
 
@@ -211,15 +211,15 @@ def training_chart(results: Results) -> Chart | None:
         return None
     losses = [(curve["arm"], _points(curve["step"], curve["loss"])) for curve in curves]
     validations = [(curve["arm"], curve["validation"]) for curve in curves]
-    scores = [(arm, _points(one["step"], one["score"], 100)) for arm, one in validations if one["score"]]
+    scores = [(arm, _points(log["step"], log["score"], 100)) for arm, log in validations if log["score"]]
     kinds = {"training loss": losses} | ({"validation score, %": scores} if scores else {})
     colors = colors_of(results.models)
     figure = new_figure(WIDTH, 0.6 + 2.3 * len(kinds))
     grid = figure.subplots(len(kinds), 1, squeeze=False).ravel()
     for axes, (label, lines) in zip(grid, kinds.items(), strict=True):
         _lines(axes, lines, colors, label)
-    every = np.concatenate([loss for _, (_, loss) in losses])
-    grid[0].set_ylim(top=float(np.nanquantile(every, 0.98)) * 1.05)
+    all_losses = np.concatenate([loss for _, (_, loss) in losses])
+    grid[0].set_ylim(top=float(np.nanquantile(all_losses, 0.98)) * 1.05)
     if scores:
         grid[1].set_ylim(0)
     add_legend(figure, _arms(curves), colors)
@@ -272,19 +272,19 @@ def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) ->
 
 def _bars(results: Results, rows: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
     """Draw the values of some measures in percent, one bar per model, with whiskers and the chance level."""
-    models = in_order(dict.fromkeys(model for _, own in rows for model in own["model"]))[:_MOST]
+    models = in_order(dict.fromkeys(model for _, frame in rows for model in frame["model"]))[:_MAX_MODELS]
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
-    for y, (_, own) in enumerate(rows):
-        values = values_of(own)
-        for place, model in enumerate(models):
+    for y, (_, frame) in enumerate(rows):
+        values = values_of(frame)
+        for i, model in enumerate(models):
             value, low, high = _estimate(values[values["model"] == model])
-            at = y - 0.4 + height * (place + 0.5)
-            axes.barh(at, value, height * 0.9, color=colors[model])
-            axes.plot([low, high], [at, at], color=INK, linewidth=0.9)
+            center = y - 0.4 + height * (i + 0.5)
+            axes.barh(center, value, height * 0.9, color=colors[model])
+            axes.plot([low, high], [center, center], color=INK, linewidth=0.9)
             if not math.isnan(value):
-                end = (np.nanmax([value, high]), at)
+                end = (np.nanmax([value, high]), center)
                 axes.annotate(
                     f"{value:.1f}", end, (3, 0), textcoords="offset points", va="center", fontsize=7.5
                 )
@@ -317,7 +317,7 @@ def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
 
 def _shown_curves(results: Results) -> list[Curve]:
     curves = [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
-    models = _arms(curves)[:_MOST]
+    models = _arms(curves)[:_MAX_MODELS]
     return [curve for curve in curves if curve["arm"] in models]
 
 
@@ -336,14 +336,14 @@ def _points(x: Sequence[float], y: Sequence[float | None], scale: float = 1) -> 
 def _lines(axes: Axes, lines: Sequence[tuple[str, Line]], colors: dict[str, str], label: str) -> None:
     """Draw a thin line per run, and a thick one for the mean of an arm's runs over the steps that they share."""
     for model, color in colors.items():
-        own = [line for arm, line in lines if arm == model]
-        width, alpha = (1.6, 1.0) if len(own) == 1 else (0.7, 0.5)
-        for x, y in own:
+        model_lines = [line for arm, line in lines if arm == model]
+        width, alpha = (1.6, 1.0) if len(model_lines) == 1 else (0.7, 0.5)
+        for x, y in model_lines:
             marker = "o" if len(x) < 12 else None
             axes.plot(x, y, color=color, linewidth=width, alpha=alpha, marker=marker, markersize=3)
-        if len(own) > 1:
-            shared = own[0][0][own[0][0] <= min(x[-1] for x, _ in own)]
-            mean = np.mean([np.interp(shared, x, y) for x, y in own], axis=0)
+        if len(model_lines) > 1:
+            shared = model_lines[0][0][model_lines[0][0] <= min(x[-1] for x, _ in model_lines)]
+            mean = np.mean([np.interp(shared, x, y) for x, y in model_lines], axis=0)
             axes.plot(shared, mean, color=color, linewidth=2)
     axes.set_xlabel("step")
     axes.set_ylabel(label)

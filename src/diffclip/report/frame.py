@@ -122,23 +122,23 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
     records = load_records(_with_records(sources))
     if records.empty and not curves:
-        named = ", ".join(map(str, sources))
+        names = ", ".join(map(str, sources))
         raise InputError(
-            f"{named} has no records, and no run there has made its first step: train or evaluate first"
+            f"{names} has no records, and no run there has made its first step: train or evaluate first"
         )
-    found = results_of(records, curves)
+    results = results_of(records, curves)
     study = next((folder for folder in folders if folder in studies), None)
     if study is None:
-        return found
+        return results
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
-    return replace(found, runs=runs, study=read_study_file(study), timing=read_timing(study))
+    return replace(results, runs=runs, study=read_study_file(study), timing=read_timing(study))
 
 
 def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:
     """Make `Results` from a table of records, as `load_records` returns it."""
     frame = records[records["value"].notna()].copy()
     frame["measure"] = frame.groupby(list(MEASURE), dropna=False, sort=False).ngroup()
-    frame = _told_apart(frame)
+    frame = _with_distinct_names(frame)
     steps = frame.groupby(["measure", "model", "seed"], dropna=False)["steps"]
     frame = frame[frame["steps"].isna() | (frame["steps"] == steps.transform("max"))]
     frame = frame.drop_duplicates(["measure", "model", "seed", "draw"], keep="last")
@@ -158,16 +158,16 @@ def values_of(records: pd.DataFrame) -> pd.DataFrame:
 def measures_of(records: pd.DataFrame) -> pd.DataFrame:
     """Make a table of the measures, indexed by `measure`: their fields and `label`, in the order of the records."""
     columns = [*MEASURE, "chance"]
-    found = records.groupby("measure", sort=False)[columns].first()
+    measures = records.groupby("measure", sort=False)[columns].first()
     # `first` skips missing values, which is right for chance; the other fields are equal within a measure
-    found = found.assign(label=[measure_label(row) for row in found.to_dict("records")])
+    measures = measures.assign(label=[measure_label(row) for row in measures.to_dict("records")])
     for name, words in (("split", ", {}"), ("templates", ", {:.0f} templates")):
-        several = found.groupby("label")[name].transform(lambda own: own.nunique(dropna=False)) > 1
-        unclear = several & found[name].notna()
-        found["label"] = found["label"].mask(
-            unclear, found["label"] + found[name].map(words.format, "ignore")
+        several = measures.groupby("label")[name].transform(lambda own: own.nunique(dropna=False)) > 1
+        unclear = several & measures[name].notna()
+        measures["label"] = measures["label"].mask(
+            unclear, measures["label"] + measures[name].map(words.format, "ignore")
         )
-    return found
+    return measures
 
 
 def headlines(records: pd.DataFrame) -> list[int]:
@@ -190,22 +190,22 @@ def headlines(records: pd.DataFrame) -> list[int]:
     rest = frame[~frame["task"].isin(averaged)]
     # blind POPE is a baseline: it comes last, so that it is not the headline, whichever file came first
     rest = rest.sort_values("task", key=lambda tasks: tasks == "pope-blind", kind="stable")
-    for (task, dataset), own in rest.groupby(["task", "dataset"], sort=False):
-        wanted = list(HEADLINES.get(str(task), own["metric"].iloc[:1]))
+    for (task, dataset), rows in rest.groupby(["task", "dataset"], sort=False):
+        metrics = list(HEADLINES.get(str(task), rows["metric"].iloc[:1]))
         if task == "linear-probe":
-            wanted = [headline_metric(str(dataset))]
-        maps = [name for name in _MAPS_FIRST.get(str(task), ()) if own["map"].eq(name).any()]
-        own = own[own["map"] == maps[0]] if maps else own
-        if own["epsilon"].eq(HEADLINE_EPSILON).any():
-            own = own[own["epsilon"] == HEADLINE_EPSILON]
-        if own["split"].eq("overall").any():
-            own = own[own["split"].str.startswith("overall")]
-        own = own[own["metric"].isin(wanted)] if own["metric"].isin(wanted).any() else own[:1]
-        chosen += [int(measure) for measure in own["measure"].unique()]
+            metrics = [headline_metric(str(dataset))]
+        maps = [name for name in _MAPS_FIRST.get(str(task), ()) if rows["map"].eq(name).any()]
+        rows = rows[rows["map"] == maps[0]] if maps else rows
+        if rows["epsilon"].eq(HEADLINE_EPSILON).any():
+            rows = rows[rows["epsilon"] == HEADLINE_EPSILON]
+        if rows["split"].eq("overall").any():
+            rows = rows[rows["split"].str.startswith("overall")]
+        rows = rows[rows["metric"].isin(metrics)] if rows["metric"].isin(metrics).any() else rows[:1]
+        chosen += [int(measure) for measure in rows["measure"].unique()]
     return chosen
 
 
-def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_distinct_names(frame: pd.DataFrame) -> pd.DataFrame:
     """Add the name of the run or file to models that share a name, a measure and a seed. For a model with several
     seeds it is the run's name without the seed, if that makes the names different."""
     run = frame["weights"].map(_run_of)
@@ -218,10 +218,10 @@ def _told_apart(frame: pd.DataFrame) -> pd.DataFrame:
 
     unclear = models_of_several([*keys, setting.map(str)])
     for model in models_of_several(keys):
-        own = frame["model"] == model
-        told = setting if frame.loc[own, "seed"].nunique() > 1 and model not in unclear else run
-        names = short_names(told[own].unique())
-        frame.loc[own, "model"] = [f"{model} ({names[one]})" for one in told[own]]
+        is_model = frame["model"] == model
+        paths = setting if frame.loc[is_model, "seed"].nunique() > 1 and model not in unclear else run
+        names = short_names(paths[is_model].unique())
+        frame.loc[is_model, "model"] = [f"{model} ({names[path]})" for path in paths[is_model]]
     return frame
 
 
@@ -275,8 +275,8 @@ def _shortened(record: Record, runs: Sequence[list[str]]) -> Record:
     """Begin `weights` at the run's folder, with as many parent folders as make the runs' names different, because an
     absolute path is valid on one machine only."""
     parts, last = Path(record.weights).parts, {name[-1] for name in runs}
-    at = next((place for place in reversed(range(len(parts))) if parts[place] in last), None)
-    if at is not None:
-        return record.model_copy(update={"weights": "/".join(parts[max(0, at + 1 - len(runs[0])) :])})
+    position = next((i for i in reversed(range(len(parts))) if parts[i] in last), None)
+    if position is not None:
+        return record.model_copy(update={"weights": "/".join(parts[max(0, position + 1 - len(runs[0])) :])})
     weights = os.path.relpath(record.weights) if os.path.isabs(record.weights) else record.weights
     return record.model_copy(update={"weights": weights})

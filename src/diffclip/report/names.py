@@ -122,8 +122,8 @@ def metric_label(row: Mapping[str, Any]) -> str:
     """Name a record's task and metric for people, without the set: "zero-shot top-1", "text→image R@5"."""
     metric = str(row["metric"])
     base, _, pattern = metric.partition("/")
-    kind, found, k = base.partition("_retrieval_recall@")
-    if found:
+    kind, separator, k = base.partition("_retrieval_recall@")
+    if separator:
         name = f"{'text→image' if kind == 'image' else 'image→text'} R@{k}"
     else:
         name = METRICS.get(base, base.replace("_", " "))

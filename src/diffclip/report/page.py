@@ -87,8 +87,8 @@ def build_report(
     measures = headlines(records)
     arms = pd.DataFrame()
     if primary:
-        others = [measure for measure in measures if measure != primary[0]]
-        tasks = compare(results, [primary[0], *others], [primary[1]])
+        secondary = [measure for measure in measures if measure != primary[0]]
+        tasks = compare(results, [primary[0], *secondary], [primary[1]])
         arms = compare(results, [primary[0]], contrasts)
     else:
         tasks = compare(results, measures, contrasts)
@@ -105,33 +105,33 @@ def build_report(
         table = tables.values_table(results, measures, "Values by task (%)", note, "comparison")
     sections = []
     if len(arms) > 1:
-        what = f"Arms: {arms['label'].iloc[0]}"
-        charts.append(figures.forest_chart(results, arms, what, "arms", "model"))
-        sections.append(Section(_ARMS, tables=[comparison_table(results, arms, what, "model")]))
+        heading = f"Arms: {arms['label'].iloc[0]}"
+        charts.append(figures.forest_chart(results, arms, heading, "arms", "model"))
+        sections.append(Section(_ARMS, tables=[comparison_table(results, arms, heading, "model")]))
     claims = claims_table(results)
     if claims and len(tasks):
         sections.append(Section(_CLAIMS, tables=[claims]))
-    drawn = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
+    paper_charts = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
-    sections.append(Section(_MAPS, tables=_made([tables.maps_table], results), open=only_maps))
-    sections.append(Section(_OF_PAPER, _made(drawn, results), paper_tables(results, printed), printed))
-    trained = (figures.training_chart, figures.lambda_chart)
-    sections.append(Section("Training", _made(trained, results), open=records.empty))
+    sections.append(Section(_MAPS, tables=_make([tables.maps_table], results), open=only_maps))
+    sections.append(Section(_OF_PAPER, _make(paper_charts, results), paper_tables(results, printed), printed))
+    training_charts = (figures.training_chart, figures.lambda_chart)
+    sections.append(Section("Training", _make(training_charts, results), open=records.empty))
     numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
     sections.append(Section("Every number", tables=numbers))
-    sections.append(Section("Runs", tables=_made([tables.runs_table], results)))
+    sections.append(Section("Runs", tables=_make([tables.runs_table], results)))
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
     if records.empty:
-        told = ". ".join([one.title for one in folders[:3]] or results.models) + "."
+        summary = ". ".join([section.title for section in folders[:3]] or results.models) + "."
         sections = [*folders, *sections]
     else:
-        told, sections = headline(results, tasks), [*sections, *folders]
-    shown = [chart for chart in charts if chart]
+        summary, sections = headline(results, tasks), [*sections, *folders]
+    drawn_charts = [chart for chart in charts if chart]
     protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
     unique = [str(text) for text in dict.fromkeys(protocols) if text][:40]
     unlearned = "" if records.empty else not_learned(results)
-    return Report(title or _title(results, paths), told, unlearned, shown, table, sections, unique)
+    return Report(title or _title(results, paths), summary, unlearned, drawn_charts, table, sections, unique)
 
 
 def write_report(
@@ -177,19 +177,19 @@ def write_markdown(
         The files that were written.
     """
     output = Path(output)
-    place = Path(folder) if folder else output.parent / "figures"
-    written, shown = [], []
+    figure_folder = Path(folder) if folder else output.parent / "figures"
+    written, images = [], []
     for chart in report.charts:
-        file = write_png(place / f"{output.stem}_{chart.name}.png", chart.figure)
+        file = write_png(figure_folder / f"{output.stem}_{chart.name}.png", chart.figure)
         written.append(file)
-        shown.append(f"![{chart.title}]({Path(os.path.relpath(file, output.parent)).as_posix()})")
+        images.append(f"![{chart.title}]({Path(os.path.relpath(file, output.parent)).as_posix()})")
     lines = [f"# {report.title}", "", f"{report.headline} {report.not_learned}".rstrip(), ""]
-    lines += [" ".join(shown), "", report.charts[0].caption, ""] if shown else []
+    lines += [" ".join(images), "", report.charts[0].caption, ""] if images else []
     if report.table:
         lines += [report.table.to_markdown(), "", report.table.note, ""]
     for section in report.sections:
-        shown_here = section.title in (_ARMS, _CLAIMS) or (section.title == _MAPS and section.open)
-        table = _not_twice(section.tables[0], report.table) if shown_here else None
+        is_shown = section.title in (_ARMS, _CLAIMS) or (section.title == _MAPS and section.open)
+        table = _drop_repeats(section.tables[0], report.table) if is_shown else None
         if table is not None and len(table.frame):
             lines += [f"## {section.title}", table.to_markdown(), ""]
     lines += [f"`{command}`"] if command else []
@@ -232,10 +232,10 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
 def run_facts(run: Run) -> list[tuple[str, str]]:
     """Return facts about a run as (name, text), state and step first; unknown facts are left out."""
     last, state = run.rows[-1], run.state(time.time())
-    how = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
+    end = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
     moment = datetime.fromtimestamp(last.get("time") or run.heard)
-    facts = {"state": f"{state}{how}, last step {moment:%Y-%m-%d %H:%M}", "step": f"{last['step']:,}{total}"}
+    facts = {"state": f"{state}{end}, last step {moment:%Y-%m-%d %H:%M}", "step": f"{last['step']:,}{total}"}
     rates = [row["samples_per_second"] for row in run.rows[-50:] if row.get("samples_per_second")]
     if rates:
         wait = last.get("data_wait")
@@ -264,7 +264,7 @@ def _title(results: Results, paths: Sequence[str | Path]) -> str:
     return "CLIP and DiffCLIP"
 
 
-def _not_twice(table: Table, first: Table | None) -> Table:
+def _drop_repeats(table: Table, first: Table | None) -> Table:
     """Leave out the claims that the first table already shows beside the paper's gains."""
     if first is None or "claim" not in table.frame or "paper" not in first.frame:
         return table
@@ -272,5 +272,5 @@ def _not_twice(table: Table, first: Table | None) -> Table:
     return replace(table, frame=table.frame[~(known & table.frame["paper"].str.startswith("CC"))])
 
 
-def _made(makers: Sequence[Callable[[Results], Part | None]], results: Results) -> list[Part]:
-    return [made for make in makers if (made := make(results))]
+def _make(makers: Sequence[Callable[[Results], Part | None]], results: Results) -> list[Part]:
+    return [part for make in makers if (part := make(results))]

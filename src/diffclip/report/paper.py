@@ -59,15 +59,15 @@ def paper_numbers() -> dict[str, Any]:
     "average" (the value of the only set if no average is printed).
     """
     text = files("diffclip.report").joinpath("paper_numbers.json").read_text("utf-8")
-    found: dict[str, Any] = json.loads(text)
-    for table in found["tables"]:
+    paper: dict[str, Any] = json.loads(text)
+    for table in paper["tables"]:
         for row in table["rows"]:
             for key, average in (("values", "average"), ("sds", "average_sd"), ("gains", "average_gain")):
                 if numbers := row.get(key, []):
                     numbers = [*numbers, row.get(average, numbers[0])]
                 row[key] = dict(zip([*table["sets"], "average"], numbers, strict=False))
-    found["tables"] = {table["name"]: table["rows"] for table in found["tables"]}
-    return found
+    paper["tables"] = {table["name"]: table["rows"] for table in paper["tables"]}
+    return paper
 
 
 @cache
@@ -77,11 +77,11 @@ def paper_gains() -> dict[tuple[str, str, str], dict[str, float]]:
     for panel, (_, _, name) in _PRINTED.items():
         for row in paper_numbers()["tables"][name]:
             if row["gains"]:
-                own = gains.setdefault((panel, row["model"], BASELINE), {})
-                own[row["pretraining"]] = row["gains"]["average"]
-    for one in paper_numbers()["statements"]:
-        key = (one["panel"], one["model"], one["baseline"])
-        gains.setdefault(key, {}).setdefault(one["pretraining"], one["gain"])
+                panel_gains = gains.setdefault((panel, row["model"], BASELINE), {})
+                panel_gains[row["pretraining"]] = row["gains"]["average"]
+    for statement in paper_numbers()["statements"]:
+        key = (statement["panel"], statement["model"], statement["baseline"])
+        gains.setdefault(key, {}).setdefault(statement["pretraining"], statement["gain"])
     pairs = {row["model"]: row["printed"] for row in paper_numbers()["pairs"]["rows"]}
     gains[("mmvp", TREATED, BASELINE)] = {"CC12M": round(pairs[TREATED] - pairs[BASELINE], 1)}
     return gains
@@ -95,7 +95,7 @@ def marks() -> dict[tuple[str, str, str], float]:
 def gains_in_words() -> dict[tuple[str, str, str], str]:
     """Return the gains as "CC3M +1.0, CC12M +0.3", by the keys of `paper_gains`."""
     return {
-        key: ", ".join(f"{of} {percent(gain / 100, sign=True)}" for of, gain in gains.items())
+        key: ", ".join(f"{corpus} {percent(gain / 100, sign=True)}" for corpus, gain in gains.items())
         for key, gains in paper_gains().items()
     }
 
@@ -121,20 +121,20 @@ def claims_table(results: Results) -> Table | None:
             claims[measure, models[model], models[baseline]] = panel, model, baseline
     measures = dict.fromkeys(measure for measure, _, _ in claims)
     contrasts = dict.fromkeys((model, baseline) for _, model, baseline in claims)
-    judged = compare(results, list(measures), list(contrasts))
-    if len(judged):  # larger is better in all of them
-        own = judged.set_index(["measure", "model", "against"], drop=False)
-        judged = with_verdicts(own.loc[[key for key in claims if key in own.index]].reset_index(drop=True))
+    gains = compare(results, list(measures), list(contrasts))
+    if len(gains):  # larger is better in all of them
+        frame = gains.set_index(["measure", "model", "against"], drop=False)
+        gains = with_verdicts(frame.loc[[key for key in claims if key in frame.index]].reset_index(drop=True))
     rows, classes = [], []
-    for _, row in judged.iterrows():
+    for _, row in gains.iterrows():
         panel, model, baseline = claims[row["measure"], row["model"], row["against"]]
-        what = "minimal pairs" if panel == "mmvp" else panel
+        task = "minimal pairs" if panel == "mmvp" else panel
         numbers = percent(row["difference"], sign=True), interval(row["low"], row["high"], sign=True)
         printed = gains_in_words()[panel, model, baseline]
-        rows.append([f"{model} − {baseline}", what, printed, *numbers, verdict_text(row)])
+        rows.append([f"{model} − {baseline}", task, printed, *numbers, verdict_text(row)])
         classes.append(verdict_class(row))
-    for name, printed, value, between in _costs(results, models):
-        rows.append([f"{TREATED} − {BASELINE}", name, printed, value, between, "–"])
+    for name, printed, value, bounds in _costs(results, models):
+        rows.append([f"{TREATED} − {BASELINE}", name, printed, value, bounds, "–"])
         classes.append("")
     if not rows:
         return None
@@ -142,7 +142,7 @@ def claims_table(results: Results) -> Table | None:
     note = (
         "Paper: gains printed for ViT-B/16, one training run per model (Tables 1 and 2, Sections 4.3 to 4.6)."
     )
-    if len(judged) and is_one_run_each(judged):
+    if len(gains) and is_one_run_each(gains):
         return Table("claims", "The paper's claims", table.drop(columns=["95 % interval", "verdict"]), note)
     note += " p are corrected over this table (Holm)."
     return Table("claims", "The paper's claims", table, note, classes)
@@ -152,21 +152,21 @@ def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, s
     """Yield how many more parameters and how much more time per step DiffCLIP needs than CLIP."""
     frame = results.records
     costs = frame[(frame["task"] == "cost") & (frame["metric"] == "parameters")]
-    own = costs.groupby("model")["value"].first()
-    one, other = models.get(TREATED), models.get(BASELINE)
-    if one in own.index and other in own.index:
-        yield "parameters", "+0.003 %", f"+{100 * (own[one] / own[other] - 1):.4f} %", ""
-    if one in results.timing:
-        ratio, low, high = (100 * (results.timing[one][key] - 1) for key in ("ratio", "low", "high"))
-        between = f"{low:+.0f} to {high:+.0f} %".replace("-", "−")
-        yield "time per step", "negligible", f"{ratio:+.0f} %", between
+    parameters = costs.groupby("model")["value"].first()
+    treated, baseline = models.get(TREATED), models.get(BASELINE)
+    if treated in parameters.index and baseline in parameters.index:
+        yield "parameters", "+0.003 %", f"+{100 * (parameters[treated] / parameters[baseline] - 1):.4f} %", ""
+    if treated in results.timing:
+        ratio, low, high = (100 * (results.timing[treated][key] - 1) for key in ("ratio", "low", "high"))
+        bounds = f"{low:+.0f} to {high:+.0f} %".replace("-", "−")
+        yield "time per step", "negligible", f"{ratio:+.0f} %", bounds
 
 
 def paper_tables(results: Results, printed: bool = False) -> list[Table]:
     """Make the paper's tables for which there are results; `printed` adds the paper's own rows, marked (paper)."""
-    made = [_by_set(results, name, printed) for name in _BY_SET]
-    made += [_pope(results, printed), *(_spread(results, name, printed) for name in _SPREAD)]
-    return [table for table in made if table is not None]
+    tables = [_by_set(results, name, printed) for name in _BY_SET]
+    tables += [_pope(results, printed), *(_spread(results, name, printed) for name in _SPREAD)]
+    return [table for table in tables if table is not None]
 
 
 def _by_set(results: Results, name: str, printed: bool) -> Table | None:
@@ -178,31 +178,35 @@ def _by_set(results: Results, name: str, printed: bool) -> Table | None:
     rows: list[list[str]] = []
     for label, panel in parts.items():
         task, metric, table = _PRINTED[panel]
-        measures = {one: _measure(results, task, one, metric or headline_metric(one)) for one in sets}
+        measures = {
+            dataset: _measure(results, task, dataset, metric or headline_metric(dataset)) for dataset in sets
+        }
         if not any(measure is not None for measure in measures.values()):
             continue
         measures["average"] = _measure(results, "six-tasks", panel, "average")
         rows += [[f"{row[0]}, {label}", *row[1:]] for row in _rows(results, measures)]
         for row in paper_numbers()["tables"][table] if printed else ():
-            own = row["values"].keys() <= {*sets, "average"} and len(row["values"]) > 2
-            cells = [_cell(row["values"].get(one), row["gains"].get(one)) for one in sets]
-            average = _cell(row["values"]["average"], row["gains"].get("average")) if own else "–"
+            has_average = row["values"].keys() <= {*sets, "average"} and len(row["values"]) > 2
+            cells = [_cell(row["values"].get(dataset), row["gains"].get(dataset)) for dataset in sets]
+            average = _cell(row["values"]["average"], row["gains"].get("average")) if has_average else "–"
             if set(cells) != {"–"}:
                 rows.append([f"{row['model']}, {row['pretraining']}, {label} (paper)", *cells, average])
     if not rows:
         return None
-    shown = pd.DataFrame(rows, columns=["model", *(DATASETS.get(one, one) for one in sets), "average"])
-    return Table(name, title, shown.loc[:, shown.ne("–").any()], _note(printed))
+    content = pd.DataFrame(
+        rows, columns=["model", *(DATASETS.get(dataset, dataset) for dataset in sets), "average"]
+    )
+    return Table(name, title, content.loc[:, content.ne("–").any()], _note(printed))
 
 
 def _pope(results: Results, printed: bool) -> Table | None:
     """Make Table 3: POPE by model and question file."""
-    own = results.records[results.records["task"] == "pope"]
-    if own.empty:
+    records = results.records[results.records["task"] == "pope"]
+    if records.empty:
         return None
     metrics = ("accuracy", "precision", "recall", "f1", "yes_ratio")
     rows = []
-    for (dataset, split), part in own.groupby(["dataset", "split"], sort=False):
+    for (dataset, split), part in records.groupby(["dataset", "split"], sort=False):
         means = part.pivot_table(index="model", columns="metric", values="value", aggfunc="mean")
         for model in in_order(means.index):
             cells = [percent(means.loc[model].get(metric)) for metric in metrics]
@@ -223,8 +227,8 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     averages = frame[(frame["task"] == "six-tasks") & (frame["dataset"] == panel)].assign(dataset="average")
     frame = frame[frame["task"] == task]
     frame = pd.concat([frame[frame["metric"] == (metric or frame["dataset"].map(headline_metric))], averages])
-    own = frame.groupby(["dataset", "model", "seed"], dropna=False, sort=False)
-    spread = own.agg(
+    groups = frame.groupby(["dataset", "model", "seed"], dropna=False, sort=False)
+    spread = groups.agg(
         mean=("value", "mean"), std=("value", "std"), count=("value", "size"), draws=("draw", "count")
     )
     if not (spread["draws"] > 1).any():
@@ -234,14 +238,17 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     cells = {key: f"{row['mean']:.1f} ± {row['std']:.1f}" for key, row in means.iterrows()}
     sets = _sorted_sets(dataset for dataset, _ in cells)
     models = in_order(dict.fromkeys(frame["model"]))
-    rows = [[model, *(cells.get((one, model), "–") for one in sets)] for model in models]
+    rows = [[model, *(cells.get((dataset, model), "–") for dataset in sets)] for model in models]
     for row in paper_numbers()["tables"][f"{table}-seeds"] if printed else ():
         known = row["values"]
-        numbers = [f"{known[one]:.1f} ± {row['sds'][one]:.1f}" if one in known else "–" for one in sets]
+        numbers = [
+            f"{known[dataset]:.1f} ± {row['sds'][dataset]:.1f}" if dataset in known else "–"
+            for dataset in sets
+        ]
         if set(numbers) != {"–"}:
             rows.append([f"{row['model']}, {row['pretraining']} (paper)", *numbers])
     note = "Standard deviation over repetitions of the evaluation of one model, as in the paper's Appendix B."
-    heads = ["model", *(DATASETS.get(one, one) for one in sets)]
+    heads = ["model", *(DATASETS.get(dataset, dataset) for dataset in sets)]
     return Table(name, title, pd.DataFrame(rows, columns=heads), note)
 
 
@@ -254,10 +261,10 @@ def _sorted_sets(sets: Iterable[str]) -> list[str]:
 def _measure(results: Results, task: str, dataset: str | None, metric: str) -> int | None:
     """Find a measure; if several have this name, the one that most models have."""
     frame = results.records
-    own = frame[(frame["task"] == task) & (frame["metric"] == metric) & frame["corruption"].isna()]
+    rows = frame[(frame["task"] == task) & (frame["metric"] == metric) & frame["corruption"].isna()]
     if dataset is not None:
-        own = own[own["dataset"] == dataset]
-    return None if own.empty else int(own.groupby("measure")["model"].nunique().idxmax())
+        rows = rows[rows["dataset"] == dataset]
+    return None if rows.empty else int(rows.groupby("measure")["model"].nunique().idxmax())
 
 
 def _rows(results: Results, measures: Mapping[str, int | None]) -> list[list[str]]:
@@ -269,10 +276,10 @@ def _rows(results: Results, measures: Mapping[str, int | None]) -> list[list[str
     models = in_order(means.index)
     rows = []
     for model in models:
-        own = means.loc[model]
+        model_means = means.loc[model]
         base = clip_of(model, models)
-        gains = own * float("nan") if base in (None, model) else own - means.loc[base]
-        cells = [_cell(100 * value, 100 * gain) for value, gain in zip(own, gains, strict=True)]
+        gains = model_means * float("nan") if base in (None, model) else model_means - means.loc[base]
+        cells = [_cell(100 * value, 100 * gain) for value, gain in zip(model_means, gains, strict=True)]
         rows.append([model, *cells])
     return rows
 

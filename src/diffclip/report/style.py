@@ -68,8 +68,8 @@ def colors_of(models: Sequence[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     others = iter(OTHERS * (1 + len(models) // len(OTHERS)))
     for model in models:
-        own = COLORS.get(variant_of(model))
-        chosen[model] = next(others) if own is None or own in chosen.values() else own
+        color = COLORS.get(variant_of(model))
+        chosen[model] = next(others) if color is None or color in chosen.values() else color
     return chosen
 
 
@@ -92,6 +92,6 @@ def with_palette(png: bytes) -> bytes:
     """Reduce a PNG to the 256 colors that fit it best."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
-        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(buffer, "PNG", optimize=True)
+        reduced = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    reduced.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

@@ -26,7 +26,7 @@ BRACKETS = "In brackets: 95 % interval over the test items."
 WITH_MAPS = ("focus", "faithfulness")
 BY_MAP = ("auroc", "insertion_auc", "deletion_auc")
 """Measures of focus and faithfulness that a report shows map by map."""
-_AT_ONCE = 6  # models side by side in a table of values
+_MAX_COLUMNS = 6  # models side by side in a table of values
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Table:
             label=f"tab:{self.name}",
             position="tbp",
         )
-        for sign, named in _LATEX.items():
-            text = text.replace(sign, named)
+        for sign, command in _LATEX.items():
+            text = text.replace(sign, command)
         return text
 
 
@@ -104,11 +104,11 @@ def comparison_table(
         if set(gains) != {"–"}:
             cells["paper"] = gain
         rows.append({**cells, "verdict": verdict_text(row)})
-    but = " but for the primary endpoint, which is tested at 5 %" if comparisons["primary"].any() else ""
+    clause = " but for the primary endpoint, which is tested at 5 %" if comparisons["primary"].any() else ""
     note = (
         f"Shares in percent, differences in points; {seeds_text(comparisons)} training seeds, linear model value ~ arm "
         "+ seed with pooled residual. Intervals and p are about other seeds, on the same test images. p: corrected "
-        f"over this table (Holm){but}. Detectable: found with 80 % power."
+        f"over this table (Holm){clause}. Detectable: found with 80 % power."
     )
     if set(gains) != {"–"}:
         note += " Paper: gains printed for ViT-B/16, one training run per model."
@@ -131,17 +131,17 @@ def values_table(
 ) -> Table:
     """Make a table of values, with or without intervals over items: one row per measure, one column per model."""
     fields, values = measures_of(results.records), values_of(results.records)
-    own = values[values["measure"].isin(measures)]
-    means = own.groupby(["measure", "model"])[["value", "low", "high"]].mean()
-    models = in_order(dict.fromkeys(own["model"]))
+    selected = values[values["measure"].isin(measures)]
+    means = selected.groupby(["measure", "model"])[["value", "low", "high"]].mean()
+    models = in_order(dict.fromkeys(selected["model"]))
     rows = []
     for measure in measures:
         share = is_share(fields.loc[measure])
         cells = []
         for model in models:
             value, low, high = means.loc[(measure, model)] if (measure, model) in means.index else [None] * 3
-            between = interval(low, high, share) if intervals else ""
-            cells.append(percent(value, share) + (f" [{between}]" if between else ""))
+            bounds = interval(low, high, share) if intervals else ""
+            cells.append(percent(value, share) + (f" [{bounds}]" if bounds else ""))
         rows.append([fields.loc[measure, "label"], *cells, percent(fields.loc[measure, "chance"], share)])
     return Table(name, title, pd.DataFrame(rows, columns=["task", *models, "chance"]), note)
 
@@ -150,10 +150,10 @@ def all_values(results: Results) -> list[Table]:
     """Make tables of every measure without layers and heads, one table per task, at most six models side by side."""
     frame = results.records[results.records["layer"].isna() & ~results.records["task"].eq("training")]
     tables = []
-    for task, own in frame.groupby("task", sort=False):
-        models = in_order(own["model"].unique())
-        for start in range(0, len(models), _AT_ONCE):
-            part = own[own["model"].isin(models[start : start + _AT_ONCE])]
+    for task, group in frame.groupby("task", sort=False):
+        models = in_order(group["model"].unique())
+        for start in range(0, len(models), _MAX_COLUMNS):
+            part = group[group["model"].isin(models[start : start + _MAX_COLUMNS])]
             measures = list(part["measure"].unique())
             tables.append(values_table(Results(part), measures, str(task), BRACKETS, f"values_{task}"))
     return tables
@@ -162,12 +162,12 @@ def all_values(results: Results) -> list[Table]:
 def maps_table(results: Results) -> Table | None:
     """Make a table of the maps of focus and faithfulness with their baselines, one row per measure and map."""
     frame = results.records
-    own = frame[frame["metric"].isin(BY_MAP) & frame["layer"].isna() & frame["corruption"].isna()]
-    own = own[own["task"].isin(WITH_MAPS)]
-    measures = own.sort_values(["task", "dataset", "metric"], kind="stable", ascending=[False, True, True])
-    found = measures["measure"].unique().tolist()
+    rows = frame[frame["metric"].isin(BY_MAP) & frame["layer"].isna() & frame["corruption"].isna()]
+    rows = rows[rows["task"].isin(WITH_MAPS)]
+    ordered = rows.sort_values(["task", "dataset", "metric"], kind="stable", ascending=[False, True, True])
+    measures = ordered["measure"].unique().tolist()
     note = f"Mean over seeds. {BRACKETS} Baselines: center prior, untrained, random order."
-    return values_table(results, found, "Maps and their baselines", note, "maps") if found else None
+    return values_table(results, measures, "Maps and their baselines", note, "maps") if measures else None
 
 
 def layers_tables(results: Results) -> list[Table]:

@@ -29,18 +29,18 @@ _MIDDLE = (0.42, 0.58)  # the range of the middle; between edge and middle no pl
 def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: bool = True) -> tuple[str, ...]:
     """Write CAPTIONS different captions. If `look` is False, they name no color, texture, detail or background."""
     writer = _Writer(specs, background, dice, look)
-    found: list[str] = []
+    captions: list[str] = []
     phrases: set[str] = set()
     for attempt in range(200):
         caption = writer.caption(loose=attempt == 0)
         # skip captions that differ only in their title; accept them after 40 attempts: a bare scene has no others
-        if caption in found or (attempt < 40 and _unframed(caption) in phrases):
+        if caption in captions or (attempt < 40 and _unframed(caption) in phrases):
             continue
-        found.append(caption)
+        captions.append(caption)
         phrases.add(_unframed(caption))
-        if len(found) == CAPTIONS:
+        if len(captions) == CAPTIONS:
             break
-    return tuple(dice.shuffle(found))
+    return tuple(dice.shuffle(captions))
 
 
 def _unframed(caption: str) -> str:
@@ -170,13 +170,13 @@ class _Writer:
     def related(self) -> str | None:
         """Name two objects, each the only one of its kind, and say where the first is relative to the second."""
         kinds = [group[0] for group in self.groups if len(group) == 1]
-        pairs = [(a, b, how) for a in kinds for b in kinds if a is not b and (how := relation(a, b))]
+        pairs = [(a, b, words) for a in kinds for b in kinds if a is not b and (words := relation(a, b))]
         if not pairs:
             return None
-        a, b, how = self.dice.pick(pairs)
+        a, b, words = self.dice.pick(pairs)
         share = 0.5 if len(self.groups) == 2 else 0.3
-        first, second = (noun_phrase([s], self.extras([s], _BEFORE, share)) for s in (a, b))
-        return self.framed(f"{first} {how} {second}{self.ground(0.3)}")
+        first, second = (noun_phrase([spec], self.extras([spec], _BEFORE, share)) for spec in (a, b))
+        return self.framed(f"{first} {words} {second}{self.ground(0.3)}")
 
     def counted(self) -> str:
         """Say how many objects there are, and list them."""
@@ -185,8 +185,8 @@ class _Writer:
         colors = {spec.color for spec in self.specs}
         if self.look and len(shapes) == 1 and len(colors) > 1:
             noun = plural(self.specs[0].shape)
-            each = join([f"{NUMBERS[len(group)]} {group[0].color}" for group in self.groups])
-            return f"{total} {noun}{self.ground(0.4)}, {each}"
+            counts = join([f"{NUMBERS[len(group)]} {group[0].color}" for group in self.groups])
+            return f"{total} {noun}{self.ground(0.4)}, {counts}"
         if self.look and len(colors) == 1 and len(shapes) > 1:
             parts = join([noun_phrase(group, frozenset()) for group in self.groups])
             return f"{total} {self.specs[0].color} shapes{self.ground(0.4)}: {parts}"

@@ -144,8 +144,8 @@ def _choose_all(dice: Dice, count: int, background: str, shape: str | None) -> l
         if dice.chance(_REPEAT_SHARE):
             twin = specs[-1]
             if twin.detail is not None or dice.chance(0.3):
-                other = choose_kind(dice, background, twin.shape)
-                twin = replace(other, color=twin.color, detail=None)
+                variant = choose_kind(dice, background, twin.shape)
+                twin = replace(variant, color=twin.color, detail=None)
             specs.append(twin)
         else:
             specs.append(choose_kind(dice, background))

@@ -65,15 +65,15 @@ def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> Min
     number = index * len(PATTERNS) + PATTERNS.index(pattern)
     dice = Dice(stream("pairs", "test", seed, number))
     background = dice.pick(tuple(BACKGROUNDS))
-    *shown, one, other = _PLANS[pattern](dice, background)
+    *layouts, first_statement, second_statement = _PLANS[pattern](dice, background)
     # each image gets its ground from a fresh copy of one stream, so that the grounds are equal
     first, second = (
         compose(specs, background, size, "plain", Dice(stream("ground", "test", seed, number)))[0]
-        for specs in shown
+        for specs in layouts
     )
     if dice.chance(0.5):
-        return MinimalPair(pattern, (first, second), (one, other))
-    return MinimalPair(pattern, (second, first), (other, one))
+        return MinimalPair(pattern, (first, second), (first_statement, second_statement))
+    return MinimalPair(pattern, (second, first), (second_statement, first_statement))
 
 
 def _subject(dice: Dice, background: str, shapes: Sequence[str], detail: str | None = None) -> Spec:
@@ -87,21 +87,21 @@ def _subject(dice: Dice, background: str, shapes: Sequence[str], detail: str | N
 
 def _two_kinds(dice: Dice, background: str) -> tuple[Spec, Spec]:
     """Draw two objects of different shapes and colors."""
-    one = _subject(dice, background, SHAPES)
+    first = _subject(dice, background, SHAPES)
     while True:
-        two = _subject(dice, background, [s for s in SHAPES if s != one.shape])
-        if two.color != one.color:
-            return one, two
+        second = _subject(dice, background, [name for name in SHAPES if name != first.shape])
+        if second.color != first.color:
+            return first, second
 
 
-def _beside(subject: Spec, dice: Dice, background: str) -> list[Spec]:
+def _arrange(subject: Spec, dice: Dice, background: str) -> list[Spec]:
     """Place `subject`, alone or with a small object of another shape and color, which is the same in both images."""
-    others = []
+    extras = []
     if dice.chance(0.5):
-        other = choose_kind(dice, background, dice.pick([s for s in SHAPES if s != subject.shape]))
-        if other.color != subject.color:
-            others = [replace(other, size="small", texture="plain", detail=None)]
-    placed = place([subject, *others], dice)
+        extra = choose_kind(dice, background, dice.pick([name for name in SHAPES if name != subject.shape]))
+        if extra.color != subject.color:
+            extras = [replace(extra, size="small", texture="plain", detail=None)]
+    placed = place([subject, *extras], dice)
     return sorted(placed, key=lambda spec: spec.shape != subject.shape)
 
 
@@ -120,35 +120,35 @@ def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str
 def _with_and_without(details: dict[str, Detail], dice: Dice, background: str) -> PairPlan:
     """Show an object with one of `details`, and the same object without it."""
     name = dice.pick([name for name, entry in details.items() if background not in entry.not_on])
-    without = _beside(_subject(dice, background, details[name].shapes, name), dice, background)
-    return _plan(_change(without, detail=name), without, "detail", lacking(name))
+    specs = _arrange(_subject(dice, background, details[name].shapes, name), dice, background)
+    return _plan(_change(specs, detail=name), specs, "detail", lacking(name))
 
 
 def _orientation(dice: Dice, background: str) -> PairPlan:
-    specs = _beside(_subject(dice, background, tuple(ORIENTATIONS)), dice, background)
-    one, two = dice.shuffle(ORIENTATIONS[specs[0].shape])[:2]
-    return _plan(_change(specs, orientation=one), _change(specs, orientation=two), "orientation")
+    specs = _arrange(_subject(dice, background, tuple(ORIENTATIONS)), dice, background)
+    first, second = dice.shuffle(ORIENTATIONS[specs[0].shape])[:2]
+    return _plan(_change(specs, orientation=first), _change(specs, orientation=second), "orientation")
 
 
 def _presence(dice: Dice, background: str) -> PairPlan:
     if dice.chance(0.7):
         return _with_and_without(FEATURES, dice, background)
     subject, other = _two_kinds(dice, background)
-    both = place([subject, replace(other, size="medium")], dice)
-    both.sort(key=lambda spec: spec.shape != subject.shape)
+    specs = place([subject, replace(other, size="medium")], dice)
+    specs.sort(key=lambda spec: spec.shape != subject.shape)
     start, thing = noun_phrase([subject], COLOR), noun_phrase([other], COLOR)
-    return both, both[:1], f"{start} with {thing} beside it", f"{start} with nothing beside it"
+    return specs, specs[:1], f"{start} with {thing} beside it", f"{start} with nothing beside it"
 
 
 def _quantity(dice: Dice, background: str) -> PairPlan:
     subject = replace(_subject(dice, background, SHAPES), size=dice.pick(("small", "medium")))
     count = dice.pick((1, 2, 3))
-    more = place([subject] * (count + 1), dice)
-    one, other = (
-        f"{NUMBERS[n]} {subject.color} {subject.shape if n == 1 else plural(subject.shape)}"
-        for n in (count, count + 1)
+    specs = place([subject] * (count + 1), dice)
+    first_statement, second_statement = (
+        f"{NUMBERS[number]} {subject.color} {subject.shape if number == 1 else plural(subject.shape)}"
+        for number in (count, count + 1)
     )
-    return more[:count], more, one, other
+    return specs[:count], specs, first_statement, second_statement
 
 
 def _position(dice: Dice, background: str) -> PairPlan:
@@ -157,33 +157,35 @@ def _position(dice: Dice, background: str) -> PairPlan:
         here, there = (replace(subject, x=x, y=y) for x, y in dice.shuffle(_SPOTS)[:2])
         start = noun_phrase([subject], COLOR)
         return [here], [there], f"{start} {place_of(here)}", f"{start} {place_of(there)}"
-    one, two = (replace(spec, size="medium", radius=SIZES["medium"]) for spec in _two_kinds(dice, background))
+    spec, other = (
+        replace(spec, size="medium", radius=SIZES["medium"]) for spec in _two_kinds(dice, background)
+    )
     drift = dice.between(0.42, 0.58)
-    a, b = noun_phrase([one], COLOR), noun_phrase([two], COLOR)
+    a, b = noun_phrase([spec], COLOR), noun_phrase([other], COLOR)
     ends = ((0.27, 0.73), (0.73, 0.27))
     if dice.chance(0.5):
-        first, second = ([replace(one, x=x, y=drift), replace(two, x=far, y=drift)] for x, far in ends)
+        first, second = ([replace(spec, x=x, y=drift), replace(other, x=far, y=drift)] for x, far in ends)
         return first, second, f"{a} to the left of {b}", f"{a} to the right of {b}"
-    first, second = ([replace(one, x=drift, y=y), replace(two, x=drift, y=far)] for y, far in ends)
+    first, second = ([replace(spec, x=drift, y=y), replace(other, x=drift, y=far)] for y, far in ends)
     return first, second, f"{a} above {b}", f"{a} below {b}"
 
 
 def _color(dice: Dice, background: str) -> PairPlan:
-    specs = _beside(_subject(dice, background, SHAPES), dice, background)
+    specs = _arrange(_subject(dice, background, SHAPES), dice, background)
     if dice.chance(0.65):
         taken = {spec.color for spec in specs} | set(BACKGROUNDS[background].hides)
-        other = dice.pick([name for name in COLORS if name not in taken])
-        return _plan(specs, _change(specs, color=other))
-    one, two = dice.shuffle(TEXTURES)[:2]
-    return _plan(_change(specs, texture=one), _change(specs, texture=two), "texture")
+        color = dice.pick([name for name in COLORS if name not in taken])
+        return _plan(specs, _change(specs, color=color))
+    first, second = dice.shuffle(TEXTURES)[:2]
+    return _plan(_change(specs, texture=first), _change(specs, texture=second), "texture")
 
 
 def _text(dice: Dice, background: str) -> PairPlan:
     kind, texts = dice.pick((("letter", LETTERS), ("word", WORDS)))
-    one, two = (f"{kind} {text}" for text in dice.shuffle(texts)[:2])
-    subject = _subject(dice, background, DETAILS[one].shapes)
-    first = _change(_beside(subject, dice, background), tilt=0.0, detail=one)
-    return _plan(first, _change(first, detail=two), "detail")
+    detail, other_detail = (f"{kind} {text}" for text in dice.shuffle(texts)[:2])
+    subject = _subject(dice, background, DETAILS[detail].shapes)
+    specs = _change(_arrange(subject, dice, background), tilt=0.0, detail=detail)
+    return _plan(specs, _change(specs, detail=other_detail), "detail")
 
 
 def _viewpoint(dice: Dice, background: str) -> PairPlan:
@@ -195,5 +197,5 @@ def _viewpoint(dice: Dice, background: str) -> PairPlan:
 
 
 _state, _structure = partial(_with_and_without, STATES), partial(_with_and_without, STRUCTURES)
-_DRAWN = (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint)
-_PLANS: dict[str, Callable[[Dice, str], PairPlan]] = dict(zip(PATTERNS, _DRAWN, strict=True))
+_PLANNERS = (_orientation, _presence, _state, _quantity, _position, _color, _structure, _text, _viewpoint)
+_PLANS: dict[str, Callable[[Dice, str], PairPlan]] = dict(zip(PATTERNS, _PLANNERS, strict=True))

@@ -95,24 +95,24 @@ def questions(
         raise unknown("sort of negatives", negatives, NEGATIVES)
     present_in, absent_from, ask = TOPICS[topic]
     present = {index: present_in(_specs(index, seed)) for index in question_indices(images, seed)}
-    often = most_frequent(present.values())
-    asked: list[Question] = []
-    for index, here in present.items():
+    frequent = most_frequent(present.values())
+    result: list[Question] = []
+    for index, things in present.items():
         dice = Dice(stream("questions", "test", seed, index))
-        yes = dice.shuffle(here)[:EACH]
-        no = absent_from(here, negatives, often, dice)
+        yes = dice.shuffle(things)[:EACH]
+        no = absent_from(things, negatives, frequent, dice)
         for pair in zip(yes, no, strict=False):
-            for one, label in zip(pair, ("yes", "no"), strict=True):
-                asked.append(Question(len(asked) + 1, image_name(index), ask(one), label))
-    return asked
+            for thing, label in zip(pair, ("yes", "no"), strict=True):
+                result.append(Question(len(result) + 1, image_name(index), ask(thing), label))
+    return result
 
 
 def question_indices(images: int, seed: int = 0) -> list[int]:
     """Find the indices of the first scenes of the test split that have at least EACH kinds of objects."""
     if images < 1:
         raise InputError(f"questions need at least one image, not {images}")
-    enough = (index for index in count() if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH)
-    return list(islice(enough, images))
+    indices = (index for index in count() if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH)
+    return list(islice(indices, images))
 
 
 def question_scene(index: int, seed: int = 0, size: int = 64) -> Scene:

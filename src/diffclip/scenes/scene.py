@@ -107,7 +107,7 @@ def draw_scene(
     captions = write_captions(specs, background, dice, look=style in ("plain", "noisy"))
     clutter = scatter(distractors, specs, Dice(stream("distractors", split, seed, index)))
     image, masks = compose(specs, background, size, style, dice, clutter)
-    things = [_thing(spec, mask) for spec, mask in zip(specs, masks, strict=True)]
+    things = [_scene_object(spec, mask) for spec, mask in zip(specs, masks, strict=True)]
     return Scene(image, tuple(things), background, captions, style)
 
 
@@ -160,7 +160,7 @@ def _spoil(image: NDArray[np.uint8], dice: Dice) -> NDArray[np.uint8]:
     return np.clip(soft, 0, 255).astype(np.uint8)
 
 
-def _thing(spec: Spec, mask: Mask) -> SceneObject:
+def _scene_object(spec: Spec, mask: Mask) -> SceneObject:
     size = len(mask)
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     center, box = (spec.x * size, spec.y * size), (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)

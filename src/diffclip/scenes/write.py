@@ -109,8 +109,8 @@ def write_scenes(
         if all(job.target.exists() for job in jobs):
             return False
         with disk_errors(folder):
-            for half in [half for name in names for half in (folder / name).rglob(".*.tmp")]:
-                shutil.rmtree(half) if half.is_dir() else half.unlink()
+            for leftover in [leftover for name in names for leftover in (folder / name).rglob(".*.tmp")]:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         write_text(folder / MANIFEST, json.dumps(settings, indent=2) + "\n")
         _write_notes(folder, sets)
         total = sum(job.images for job in jobs)
@@ -142,9 +142,9 @@ def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) ->
         return
     with explained(f"{manifest} cannot be read", f"remove {folder} or choose another folder"):
         # folders from before distractors existed lack this setting
-        found = {"distractors": 0, **json.loads(manifest.read_text(encoding="utf-8"))}
+        saved = {"distractors": 0, **json.loads(manifest.read_text(encoding="utf-8"))}
     differing = [
-        f"{name} {found.get(name)}" for name in sorted(settings) if found.get(name) != settings[name]
+        f"{name} {saved.get(name)}" for name in sorted(settings) if saved.get(name) != settings[name]
     ]
     if differing:
         raise InputError(
@@ -155,16 +155,16 @@ def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) ->
 
 def _sets(train: int, val: int, test: int) -> Iterator[DrawnSet]:
     # rounded up to multiples of the number of shapes, so that each shape is equally frequent
-    learned, tested = (-(-count // len(SHAPES)) * len(SHAPES) for count in (-(-train // 4), test))
+    train_count, test_count = (-(-count // len(SHAPES)) * len(SHAPES) for count in (-(-train // 4), test))
     for split, count in (("train", train), ("val", val), ("test", test)):
         yield "captions", split, "plain", count
     yield "segmentation", "test", "plain", min(QUESTIONED, test)
     for name in ("shapes", "colours"):
-        yield name, "train", "plain", learned
-        yield name, "test", "plain", tested
-    yield "counts", "test", "plain", tested
+        yield name, "train", "plain", train_count
+        yield name, "test", "plain", test_count
+    yield "counts", "test", "plain", test_count
     for style in SHIFTS:
-        yield f"shapes-{style}", "test", style, tested
+        yield f"shapes-{style}", "test", style, test_count
 
 
 def _jobs(folder: Path, sets: Sequence[DrawnSet], settings: Mapping[str, int]) -> Iterator[Job]:
@@ -276,8 +276,8 @@ def _pair_items(pairs: int, size: int, seed: int) -> Iterator[tuple[str, NDArray
     for pattern in PATTERNS:
         for index in range(pairs):
             pair = minimal_pair(pattern, index, seed, size)
-            for image, own, other in zip(pair.images, pair.statements, pair.statements[::-1], strict=True):
-                yield pattern, image, own, other
+            for image, text, other in zip(pair.images, pair.statements, pair.statements[::-1], strict=True):
+                yield pattern, image, text, other
 
 
 def write_pairs(target: Path, pairs: int, size: int, seed: int) -> None:
@@ -305,12 +305,12 @@ def write_choices(target: Path, pairs: int, size: int, seed: int) -> None:
         (temporary / CHOICE_IMAGES).mkdir(parents=True)
         (temporary / "dataset_type.txt").write_text("sugarcrepe\n", encoding="utf-8")
         files: dict[str, dict[int, dict[str, str]]] = {}
-        for pattern, image, own, other in _pair_items(pairs, size, seed):
+        for pattern, image, caption, negative in _pair_items(pairs, size, seed):
             name = pattern.lower().replace(" ", "_")
             items = files.setdefault(name, {})
             file = f"{name}_{len(items)}.jpg"
             (temporary / CHOICE_IMAGES / file).write_bytes(jpeg(image))
-            items[len(items)] = {"filename": file, "caption": own, "negative_caption": other}
+            items[len(items)] = {"filename": file, "caption": caption, "negative_caption": negative}
         for name, items in files.items():
             (temporary / f"{name}.json").write_text(json.dumps(items, indent=1), encoding="utf-8")
 
@@ -334,5 +334,5 @@ def write_questions(
             if progress is not None:
                 progress("images", 1, images)
         for negatives in NEGATIVES:
-            lines = [json.dumps(vars(one)) + "\n" for one in questions(images, negatives, seed, topic)]
+            lines = [json.dumps(vars(item)) + "\n" for item in questions(images, negatives, seed, topic)]
             (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")

@@ -121,12 +121,12 @@ class ImageIndex:
         self.loaded = loaded
         config, transform = loaded.model.config, loaded.preprocess
         # identify the model and its preprocessing of images
-        parts = {
+        identity = {
             "config": config.model_dump(mode="json"),
             "weights": weights_digest(loaded.model),
             "transform": [transform.image_size, transform.preprocess.model_dump(mode="json")],
         }
-        model, label = digest_of(parts), f"{loaded.label}, {loaded.weights}"
+        model, label = digest_of(identity), f"{loaded.label}, {loaded.weights}"
         self._about = About(str(self.folder), model, label, config.embed_dim)
         key = hashlib.sha256(os.fsencode(self.folder) + b"\0" + model.encode()).hexdigest()[:20]
         self.place = cache_folder() / "search" / key if place is None else Path(place)
@@ -156,39 +156,39 @@ class ImageIndex:
                 the model's embeddings are not finite.
             DiffCLIPError: a worker died.
         """
-        now = _look_up(self.folder)
+        on_disk = _list_files(self.folder)
         before = self._contents
-        known = {file.path: file for file in [*before.found, *before.faulty]}
-        pending = [file for path, file in now.items() if not _is_same(known.get(path), file)]
-        removed = len(known.keys() - now.keys())
+        indexed = {file.path: file for file in [*before.found, *before.faulty]}
+        pending = [file for path, file in on_disk.items() if not _is_same(indexed.get(path), file)]
+        removed = len(indexed.keys() - on_disk.keys())
         if not pending and not removed:
             return Update(0, 0, 0, self.faults(), len(self))
         check_writable(self.place / NAME)
-        rows = [row for row, file in enumerate(before.found) if _is_same(now.get(file.path), file)]
-        found, vectors = [before.found[row] for row in rows], [before.vectors[rows]]
-        faulty = [file for file in before.faulty if _is_same(now.get(file.path), file)]
+        rows = [row for row, file in enumerate(before.found) if _is_same(on_disk.get(file.path), file)]
+        image_files, vectors = [before.found[row] for row in rows], [before.vectors[rows]]
+        faulty = [file for file in before.faulty if _is_same(on_disk.get(file.path), file)]
         images = _Images(self.folder, pending, self.loaded.preprocess)
         loader = data_loader(images, workers, batch_size=batch_size, collate_fn=_collate)
         added = changed = 0
-        saved, took = time.monotonic(), 0.0
+        last_save, save_seconds = time.monotonic(), 0.0
         for batch, pixels, broken in watched(loader):
             if batch:
                 with evaluating(self.loaded.model):
                     embedded = checked(embed_images(self.loaded.model, pixels), "images")
                 vectors.append(embedded.cpu().numpy().astype(np.float16))
-            found += batch
+            image_files += batch
             faulty += broken
-            again = sum(file.path in known for file in batch)
-            added, changed = added + len(batch) - again, changed + again
+            reindexed = sum(file.path in indexed for file in batch)
+            added, changed = added + len(batch) - reindexed, changed + reindexed
             if progress:
                 progress("images", len(batch) + len(broken), len(pending))
-            if time.monotonic() - saved > max(_SAVE_SECONDS, took / _SAVE_SHARE):
+            if time.monotonic() - last_save > max(_SAVE_SECONDS, save_seconds / _SAVE_SHARE):
                 started = time.monotonic()
-                vectors = [self._save(found, vectors, faulty)]
-                saved = time.monotonic()
-                took = saved - started
+                vectors = [self._save(image_files, vectors, faulty)]
+                last_save = time.monotonic()
+                save_seconds = last_save - started
         if added or changed or removed or faulty != before.faulty:
-            self._save(found, vectors, faulty)
+            self._save(image_files, vectors, faulty)
         return Update(added, changed, removed, self.faults(), len(self))
 
     def _save(
@@ -229,10 +229,10 @@ class ImageIndex:
 
             if self._faiss is None or self._faiss[0] is not contents:
                 codes = faiss.ScalarQuantizer.QT_fp16
-                made = faiss.IndexScalarQuantizer(vectors.shape[1], codes, faiss.METRIC_INNER_PRODUCT)
+                index = faiss.IndexScalarQuantizer(vectors.shape[1], codes, faiss.METRIC_INNER_PRODUCT)
                 # the codes of a float16 quantizer are the float16 numbers themselves
-                made.add_sa_codes(np.ascontiguousarray(vectors).view(np.uint8))
-                self._faiss = contents, made
+                index.add_sa_codes(np.ascontiguousarray(vectors).view(np.uint8))
+                self._faiss = contents, index
             scores, rows = self._faiss[1].search(query.numpy()[None], top)
             return scores[0].tolist(), rows[0].tolist()
         cosines = torch.empty(len(vectors))
@@ -265,27 +265,27 @@ class _Images(Dataset[tuple[ImageFile, Tensor | None]]):
 def _collate(items: list[tuple[ImageFile, Tensor | None]]) -> tuple[list[ImageFile], Tensor, list[ImageFile]]:
     """Files with an image, their images [n, 3, S, S], and files with a fault."""
     images = [image for _, image in items if image is not None]
-    found = [file for file, image in items if image is not None]
+    image_files = [file for file, image in items if image is not None]
     stacked = torch.stack(images) if images else torch.empty(0)
-    return found, stacked, [file for file, image in items if image is None]
+    return image_files, stacked, [file for file, image in items if image is None]
 
 
-def _look_up(folder: Path) -> dict[str, ImageFile]:
+def _list_files(folder: Path) -> dict[str, ImageFile]:
     """Find the image files below `folder`: path in the folder → file with size and time."""
-    now = {}
+    files = {}
     for path in find_images([folder]):
         name = str(path.relative_to(folder))
         try:
             status = path.stat()
-            now[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
+            files[name] = ImageFile(name, status.st_size, status.st_mtime_ns)
         except OSError:
-            now[name] = ImageFile(name, 0, -1)  # `read_image` explains the fault
-    if all(file.mtime == -1 for file in now.values()):  # keep the index if the disk is not mounted
+            files[name] = ImageFile(name, 0, -1)  # `read_image` explains the fault
+    if all(file.mtime == -1 for file in files.values()):  # keep the index if the disk is not mounted
         raise InputError(
-            f"none of {len(now)} images in {folder} can be read: check that their disk is mounted and that "
+            f"none of {len(files)} images in {folder} can be read: check that their disk is mounted and that "
             "links have targets"
         )
-    return now
+    return files
 
 
 def _is_same(known: ImageFile | None, file: ImageFile) -> bool:
@@ -316,16 +316,16 @@ def _read_files(place: Path, about: About) -> Contents:
                 f"{place} was made by another version of this program: remove it; the next search makes "
                 "it again"
             )
-        for of, wanted in (("folder", about.folder), ("model", about.model)):
-            if header[of] != wanted:
-                was = header["label" if of == "model" else "folder"]
-                raise InputError(f"{place} is the index of another {of} ({was}): choose another place")
+        for key, expected in (("folder", about.folder), ("model", about.model)):
+            if header[key] != expected:
+                actual = header["label" if key == "model" else "folder"]
+                raise InputError(f"{place} is the index of another {key} ({actual}): choose another place")
         files = [ImageFile(**json.loads(line)) for line in lines]
     vectors = np.load(place / header["vectors"], mmap_mode="r")
-    found = [file for file in files if not file.fault]
-    if vectors.dtype != np.float16 or vectors.shape != (len(found), about.width):
-        raise ValueError(f"{len(found)} images, but vectors {list(vectors.shape)} of {vectors.dtype}")
-    return Contents(found, vectors, [file for file in files if file.fault], header["vectors"])
+    image_files = [file for file in files if not file.fault]
+    if vectors.dtype != np.float16 or vectors.shape != (len(image_files), about.width):
+        raise ValueError(f"{len(image_files)} images, but vectors {list(vectors.shape)} of {vectors.dtype}")
+    return Contents(image_files, vectors, [file for file in files if file.fault], header["vectors"])
 
 
 def _write_index(place: Path, about: About, contents: Contents) -> Contents:

@@ -62,7 +62,7 @@ PRELOADED = (
 )
 """Modules that the server imports once for the processes of all runs; lightning alone takes seconds."""
 # signals to a whole job, and Ctrl-C: they would end the server, and with it all runs before they are saved
-_OF_A_JOB = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+_JOB_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 _STOPPED = StoppedError.exit_code
 _GRACE = 60.0  # seconds that a run has to save and leave
 _POLL = 0.5  # seconds
@@ -89,12 +89,12 @@ class Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when the server imports torch
-        self.connection, theirs = context.Pipe(duplex=False)
-        given = (theirs, dict(os.environ), log, work, arguments)
-        self.process = context.Process(target=_work, args=given)
-        with blocked(_OF_A_JOB):
+        self.connection, sender = context.Pipe(duplex=False)
+        process_arguments = (sender, dict(os.environ), log, work, arguments)
+        self.process = context.Process(target=_work, args=process_arguments)
+        with blocked(_JOB_SIGNALS):
             self.process.start()
-        theirs.close()
+        sender.close()
 
     def join(self) -> Ended:
         """Wait for the end of the process, and return how it ended."""
@@ -104,8 +104,8 @@ class Worker:
             ended = None
         self.process.join()
         self.connection.close()
-        why = f"its process died (exit code {self.process.exitcode}): was memory short?"
-        return ended or Ended(code=1, line=why)
+        reason = f"its process died (exit code {self.process.exitcode}): was memory short?"
+        return ended or Ended(code=1, line=reason)
 
 
 def _work(
@@ -121,7 +121,7 @@ def _work(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_JOB)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _JOB_SIGNALS)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)
@@ -131,8 +131,8 @@ def _work(
         ended = Ended(code=_STOPPED)
     except Exception as error:
         traceback.print_exc()
-        told = f"{error}" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: {error}"
-        ended = Ended(code=getattr(error, "exit_code", 1), line=" ".join(told.split()))
+        message = f"{error}" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: {error}"
+        ended = Ended(code=getattr(error, "exit_code", 1), line=" ".join(message.split()))
     sys.stdout.flush()
     connection.send(ended)
 
@@ -201,12 +201,12 @@ def run_study(
         if "sweep" not in groups:
             choose(study, folder.runs)  # an unfinished sweep is told before anything is timed
         with StopRequest(place.runs) as stop:
-            timing = _TIMING[place.device]
+            timing_seconds = _TIMING[place.device]
             timed = read_timing(place.output).keys() >= study.arms.keys()
-            if not timed and deadline - time.monotonic() > timing:
+            if not timed and deadline - time.monotonic() > timing_seconds:
                 say("timing a training step of every arm, in turns")
                 with suppress(StoppedError):  # the grid checks `stop.asked`
-                    time_arms(study, place.output, place.device, place.threads, timing)
+                    time_arms(study, place.output, place.device, place.threads, timing_seconds)
             elif not timed:
                 say("step times not measured, as the time is too short: raise --minutes")
             stop.saves = True
@@ -246,23 +246,23 @@ class _Grid:
     def _draw(self, groups: Collection[Group]) -> None:
         """Draw the scenes to train on and the built-in sets, before several runs need them at the same time."""
         if self.study.scenes is not None:
-            place, drawn = self.place.runs / SCENES, self.study.scenes.model_dump()
-            if write_scenes(place, workers=cores(), **drawn):
-                self.say(f"scenes drawn in {place}")
+            folder, settings = self.place.runs / SCENES, self.study.scenes.model_dump()
+            if write_scenes(folder, workers=cores(), **settings):
+                self.say(f"scenes drawn in {folder}")
         if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
             draw_built_in(cores())
 
     def _do_all(self, runs: Sequence[Planned]) -> None:
         """Do `runs`, `place.workers` at a time, until the study is asked to stop."""
-        left = [run for run in runs if not run.is_finished(self.folder.runs)]
-        self.tally.done += len(runs) - len(left)
-        kill_at = math.inf
+        remaining = [run for run in runs if not run.is_finished(self.folder.runs)]
+        self.tally.done += len(runs) - len(remaining)
+        kill_time = math.inf
         with ThreadPoolExecutor(self.place.workers) as pool:
-            futures = [pool.submit(self._do_run, planned) for planned in left]
+            futures = [pool.submit(self._do_run, planned) for planned in remaining]
             try:
-                while wait(futures, _POLL).not_done and time.monotonic() < kill_at:
-                    if self._is_stopped() and kill_at == math.inf:
-                        kill_at = time.monotonic() + _GRACE
+                while wait(futures, _POLL).not_done and time.monotonic() < kill_time:
+                    if self._is_stopped() and kill_time == math.inf:
+                        kill_time = time.monotonic() + _GRACE
                         self.say("asking the running jobs to save and stop")
                         with self.lock:
                             for worker in self.going:
@@ -305,12 +305,12 @@ class _Grid:
     def _start(self, planned: Planned) -> Worker:
         """Start a run or resume it; a run with other settings in its folder is removed first."""
         place, study, run = self.place, self.study, self.place.runs / planned.name
-        how = "goes on" if run.exists() else "started"
-        if run.exists() and _is_of_others(run, planned):
+        status = "goes on" if run.exists() else "started"
+        if run.exists() and _has_other_settings(run, planned):
             with disk_errors(run):
                 shutil.rmtree(run)
-            how = "started again, as the run in its folder had other settings"
-        self.say(f"{planned.name}: {how} ({self.tally.done} of {self.tally.total} runs done)")
+            status = "started again, as the run in its folder had other settings"
+        self.say(f"{planned.name}: {status} ({self.tally.done} of {self.tally.total} runs done)")
         recipe, entries = place.recipe(study, planned), place.entries(study, planned)
         work = (train_and_evaluate, recipe, run, entries, place.sets(study), place.device, place.threads)
         return Worker(run.with_name(f"{run.name}.log"), place.threads, *work)
@@ -334,20 +334,24 @@ class _Grid:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         tally.done += 1
         lines = self.folder.runs
-        left = [one for one in self.wanted if one.name not in tally.failures and not one.is_finished(lines)]
-        seconds = seconds_of_runs(lines, left, self.place.workers)
-        until = f", about {duration(seconds)} left" if left and seconds is not None else ""
+        remaining = [
+            job for job in self.wanted if job.name not in tally.failures and not job.is_finished(lines)
+        ]
+        seconds = seconds_of_runs(lines, remaining, self.place.workers)
+        estimate = f", about {duration(seconds)} left" if remaining and seconds is not None else ""
         diverged = f"DIVERGED in step {line['diverged']}"
-        how = diverged if line["score"] is None else f"score {line['score']:.1%}"
-        self.say(f"{name}: {how} after {duration(took)} ({tally.done} of {tally.total} runs done{until})")
+        outcome = diverged if line["score"] is None else f"score {line['score']:.1%}"
+        self.say(
+            f"{name}: {outcome} after {duration(took)} ({tally.done} of {tally.total} runs done{estimate})"
+        )
 
 
-def _is_of_others(run: Path, planned: Planned) -> bool:
+def _has_other_settings(run: Path, planned: Planned) -> bool:
     """Tell whether the folder holds a run of other settings or data, or leftovers without a readable recipe."""
     try:
-        found = read_recipe(run / "recipe.yaml")
+        recipe = read_recipe(run / "recipe.yaml")
         if planned.recipe.precision == "auto":  # the run's own recipe has the resolved precision
-            found = found.model_copy(update={"precision": "auto"})
-        return settings_digest(found) != planned.digest
+            recipe = recipe.model_copy(update={"precision": "auto"})
+        return settings_digest(recipe) != planned.digest
     except InputError:
         return True

@@ -28,10 +28,10 @@ Settings = Mapping[str, float]
 """The choice of a sweep for an arm: `lr` and `weight_decay`; empty for the recipe's own."""
 SCENES = "scenes"
 """The folder below RUNS for the scenes that a study draws."""
-_ON_A_GPU = 14  # maximum of runs that share a GPU: a small model leaves most of it idle
+_MAX_PER_GPU = 14  # maximum of runs that share a GPU: a small model leaves most of it idle
 # keys that do not change a run's numbers; the last two parts of a path identify the data, so folders may be moved
-_FREE = {"attention_backend", "checkpoint_every", "compile", "wandb"}
-_FREE_OF_DATA = {"train", "val", "workers", "memory", "cache", "cache_gb", "timeout"}
+_FREE_KEYS = {"attention_backend", "checkpoint_every", "compile", "wandb"}
+_FREE_DATA_KEYS = {"train", "val", "workers", "memory", "cache", "cache_gb", "timeout"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def sweep_runs(study: Study) -> list[Planned]:
     if sweep is None:
         return []
     return [
-        _planned(study, "sweep", arm, seed, {"lr": lr, "weight_decay": decay})
+        _make_planned(study, "sweep", arm, seed, {"lr": lr, "weight_decay": decay})
         for seed in sweep.seeds
         for lr in sweep.lr
         for decay in sweep.weight_decay
@@ -74,7 +74,7 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
         chosen: the settings of each swept arm; empty keeps those of the recipe.
     """
     return [
-        _planned(study, group, arm, seed, chosen.get(study.tuned_as(arm), {}))
+        _make_planned(study, group, arm, seed, chosen.get(study.tuned_as(arm), {}))
         for group, grid in study.grids.items()
         for seed in grid.seeds
         for arm in grid.arms
@@ -96,9 +96,9 @@ def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
         score = lines[run.name]["score"]
         scores[run.arm][run.recipe.lr, run.recipe.weight_decay].append(-math.inf if score is None else score)
     chosen: dict[str, Settings] = {}
-    for arm, tried in scores.items():
-        best = max(tried, key=lambda settings: fmean(tried[settings]))
-        if fmean(tried[best]) == -math.inf:
+    for arm, arm_scores in scores.items():
+        best = max(arm_scores, key=lambda settings: fmean(arm_scores[settings]))
+        if fmean(arm_scores[best]) == -math.inf:
             raise InputError(f"every setting of {arm} in the sweep diverged: give sweep.lr lower rates")
         chosen[arm] = {"lr": best[0], "weight_decay": best[1]}
     return chosen
@@ -119,37 +119,37 @@ def plan(
 def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers: int) -> float | None:
     """Estimate the time of `runs`: each takes the median of the finished runs of its group, or, if there are none, of
     the slowest group. None before any run is finished."""
-    took: dict[str, list[float]] = defaultdict(list)
+    run_seconds: dict[str, list[float]] = defaultdict(list)
     for line in lines.values():
         if line["diverged"] is None and line["seconds"] is not None:
-            took[line["group"]].append(line["seconds"] + (line["suite_seconds"] or 0.0))
-    if not runs or not took:
+            run_seconds[line["group"]].append(line["seconds"] + (line["suite_seconds"] or 0.0))
+    if not runs or not run_seconds:
         return None if runs else 0.0
-    each = {group: median(seconds) for group, seconds in took.items()}
-    return sum(each.get(run.group, max(each.values())) for run in runs) / min(workers, len(runs))
+    medians = {group: median(seconds) for group, seconds in run_seconds.items()}
+    return sum(medians.get(run.group, max(medians.values())) for run in runs) / min(workers, len(runs))
 
 
 def settings_digest(recipe: Recipe) -> str:
     """Hash the keys that decide a run's numbers and differ from the defaults."""
-    fields = recipe.model_dump(mode="json", exclude_defaults=True, exclude=_FREE)
-    data = {key: value for key, value in fields["data"].items() if key not in _FREE_OF_DATA}
-    where = [_portable(value) for value in (recipe.data.train, recipe.data.val)]
-    return digest_of({**fields, "data": data, "where": where})[:16]
+    fields = recipe.model_dump(mode="json", exclude_defaults=True, exclude=_FREE_KEYS)
+    data = {key: value for key, value in fields["data"].items() if key not in _FREE_DATA_KEYS}
+    sources = [_shorten_paths(value) for value in (recipe.data.train, recipe.data.val)]
+    return digest_of({**fields, "data": data, "where": sources})[:16]
 
 
-def _portable(value: Any) -> Any:
+def _shorten_paths(value: Any) -> Any:
     """Shorten paths to their last two parts."""
     if isinstance(value, str):
         return "/".join(Path(value).parts[-2:])
     if isinstance(value, list):
-        return [_portable(one) for one in value]
+        return [_shorten_paths(item) for item in value]
     return value if value is None else value.model_dump(mode="json")
 
 
-def _planned(study: Study, group: Group, arm: str, seed: int, settings: Settings) -> Planned:
+def _make_planned(study: Study, group: Group, arm: str, seed: int, settings: Settings) -> Planned:
     changes: dict[str, Any] = {**settings, "seed": seed}
-    own = study.arms[arm].change  # takes precedence over the settings
-    recipe = study.recipes[arm].model_copy(update={k: v for k, v in changes.items() if k not in own})
+    arm_changes = study.arms[arm].change  # takes precedence over the settings
+    recipe = study.recipes[arm].model_copy(update={k: v for k, v in changes.items() if k not in arm_changes})
     name, suite = f"{group}/{arm}-s{seed}", None
     if group == "sweep":
         name = f"sweep/{arm}-lr{settings['lr']:g}-wd{settings['weight_decay']:g}-s{seed}"
@@ -183,8 +183,8 @@ class Place:
 
     def entries(self, study: Study, planned: Planned) -> list[Entry]:
         """Return the entries that a trained run is evaluated with: those of its suite whose sets are available."""
-        found = SUITES[planned.suite] if planned.suite else ()
-        return [entry for entry in found if not left_out(study, self, [entry])]
+        entries = SUITES[planned.suite] if planned.suite else ()
+        return [entry for entry in entries if not left_out(study, self, [entry])]
 
 
 def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
@@ -193,7 +193,7 @@ def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
         return 1
     memory = 0.9 * torch.cuda.get_device_properties(0).total_memory
     needed = max(plan_run(recipe)["memory"]["total"] for recipe in recipes)
-    return max(1, min(cores() - 2, _ON_A_GPU, int(memory // needed)))
+    return max(1, min(cores() - 2, _MAX_PER_GPU, int(memory // needed)))
 
 
 def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> None:
@@ -211,7 +211,7 @@ def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
             )
         return
     needed = missing_of(entries, place.data).items()
-    missing = [f"{name}, {how}" for name, how in needed if name in PUBLISHED]
+    missing = [f"{name}, {advice}" for name, advice in needed if name in PUBLISHED]
     for split in ("train", "val"):
         if not (folder := place.data / study.data / split).exists():
             missing.append(f"{folder}, the {split} split of the study's data")

@@ -37,7 +37,7 @@ class Arm(Keys):
     settings: str | None = None  # the swept arm whose settings this arm takes
 
 
-def _each_once(values: list[Any]) -> list[Any]:
+def _check_unique(values: list[Any]) -> list[Any]:
     if len(set(values)) < len(values):
         raise ValueError(f"{values} contains a value twice: list each value once")
     return values
@@ -54,7 +54,7 @@ class Sweep(Keys):
     @field_validator("*")
     @classmethod
     def _check(cls, values: list[Any]) -> list[Any]:
-        return _each_once(values)
+        return _check_unique(values)
 
 
 class Grid(Keys):
@@ -68,7 +68,7 @@ class Grid(Keys):
     def _check(self) -> Grid:
         if self.suite not in SUITES:
             raise ValueError(f"there is no suite {self.suite!r}: choose from {', '.join(SUITES)}")
-        _each_once(self.seeds)
+        _check_unique(self.seeds)
         for name in self.arms:
             if "/" in name:
                 raise ValueError(f"arm {name!r} names the folder of its runs: leave out /")
@@ -119,23 +119,23 @@ class Study(Keys):
     @model_validator(mode="after")
     def _check(self) -> Study:
         if self.ablations:
-            twice = self.models.arms.keys() & self.ablations.arms.keys()
-            if twice:
+            shared = self.models.arms.keys() & self.ablations.arms.keys()
+            if shared:
                 raise ValueError(
-                    f"{', '.join(sorted(twice))} is an arm of models and of ablations: leave one out"
+                    f"{', '.join(sorted(shared))} is an arm of models and of ablations: leave one out"
                 )
         else:  # `ablations=null` removes the ablations that a model may be against
             for arm in self.models.arms.values():
                 if arm.against not in self.models.arms:
                     arm.factor = arm.against = None
-        named = {f"arm {name} is against": arm.against for name, arm in self.arms.items() if arm.against}
-        named |= {"primary.arm is": self.primary.arm, "primary.against is": self.primary.against}
+        references = {f"arm {name} is against": arm.against for name, arm in self.arms.items() if arm.against}
+        references |= {"primary.arm is": self.primary.arm, "primary.against is": self.primary.against}
         for number, name in enumerate(name for pair in self.contrasts for name in pair):
-            named[f"contrasts[{number // 2}] has"] = name
-        named |= {f"sweep.arms has {name}:": name for name in (self.sweep.arms if self.sweep else ())}
-        for where, name in named.items():
+            references[f"contrasts[{number // 2}] has"] = name
+        references |= {f"sweep.arms has {name}:": name for name in (self.sweep.arms if self.sweep else ())}
+        for label, name in references.items():
             if name not in self.arms:
-                raise ValueError(f"{where} {name!r}, which is not an arm: choose from {', '.join(self.arms)}")
+                raise ValueError(f"{label} {name!r}, which is not an arm: choose from {', '.join(self.arms)}")
         reported = {seed for grid in self.grids.values() for seed in grid.seeds}
         if self.sweep and reported & set(self.sweep.seeds):
             raise ValueError(
@@ -143,16 +143,16 @@ class Study(Keys):
             )
         self.primary.dataset = self.primary.dataset or self.data
         baseline = self.primary.against
-        usual = [(name, baseline) for name in self.models.arms if name != baseline]
-        usual += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
-        self.contrasts = self.contrasts or list(dict.fromkeys(usual))
+        default_pairs = [(name, baseline) for name in self.models.arms if name != baseline]
+        default_pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
+        self.contrasts = self.contrasts or list(dict.fromkeys(default_pairs))
         return self
 
     @property
     def grids(self) -> dict[Group, Grid]:
         """The grids by group."""
-        found: dict[Group, Grid] = {"models": self.models}
-        return found | {"ablations": self.ablations} if self.ablations else found
+        grids: dict[Group, Grid] = {"models": self.models}
+        return grids | {"ablations": self.ablations} if self.ablations else grids
 
     @property
     def arms(self) -> dict[str, Arm]:
@@ -164,15 +164,15 @@ class Study(Keys):
         """The training recipe of each arm, without the sweep's settings and the seed, with data in the working folder.
         `InputError` names an arm that cannot be trained."""
         data = {f"data.{split}": f"{self.data}/{split}" for split in ("train", "val")}
-        found = {}
+        recipes = {}
         for name, arm in self.arms.items():
             changes = {**data, **self.change, **arm.change}
             words = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()]
             try:
-                found[name] = read_recipe(self.recipe, words)
+                recipes[name] = read_recipe(self.recipe, words)
             except InputError as error:
                 raise InputError(f"arm {name}: {error}") from None
-        return found
+        return recipes
 
     def tuned_as(self, arm: str) -> str:
         """Find the swept arm whose settings the arm takes: itself, the arm in its `settings`, or DiffCLIP or CLIP,
@@ -183,12 +183,12 @@ class Study(Keys):
         differential = any(
             kind.startswith("differential") for kind in (config.vision.attention, config.text.attention)
         )
-        found = self.arms[arm].settings or (TREATED if differential else BASELINE)
-        if found not in self.sweep.arms:
+        swept_arm = self.arms[arm].settings or (TREATED if differential else BASELINE)
+        if swept_arm not in self.sweep.arms:
             raise InputError(
-                f"arm {arm} is not swept: add it or {found} to sweep.arms, or name a swept arm as its `settings`"
+                f"arm {arm} is not swept: add it or {swept_arm} to sweep.arms, or name a swept arm as its `settings`"
             )
-        return found
+        return swept_arm
 
 
 def _check_primary(study: Study) -> None:
@@ -198,7 +198,7 @@ def _check_primary(study: Study) -> None:
     primary, suite = study.primary, study.models.suite
     measured = [("validation", study.data), *((entry.task, entry.dataset) for entry in SUITES[suite])]
     if primary.task not in ("six-tasks", "out-of-domain") and not any(
-        (task or primary.task, of) == (primary.task, primary.dataset) for task, of in measured
+        (task or primary.task, dataset) == (primary.task, primary.dataset) for task, dataset in measured
     ):
         raise InputError(
             f"primary: no run measures {primary.task} on {primary.dataset}: choose a task and a set of the suite "

@@ -52,16 +52,16 @@ class StudyFolder:
         runs depend on and that has another value there."""
         if not (self.path / STUDY_FILE).is_file():
             return
-        before = _fixed(read_study_file(self.path))
-        for key, new in _fixed(study.model_dump(mode="json")).items():
-            old = before[key]
+        old_fields = _fixed_fields(read_study_file(self.path))
+        for key, new in _fixed_fields(study.model_dump(mode="json")).items():
+            old = old_fields[key]
             if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go
                 if isinstance(old, dict) and isinstance(new, dict):  # the first of their keys that differs
                     inner = next(name for name in {**old, **new} if old.get(name) != new.get(name))
                     key, old, new = f"{key}.{inner}", old.get(inner), new.get(inner)
-                told = (json.dumps(value, ensure_ascii=False)[:60] for value in (old, new))
+                values = (json.dumps(value, ensure_ascii=False)[:60] for value in (old, new))
                 raise InputError(
-                    f"{self.path} holds a study with {key}={', not '.join(told)}: choose another --output and other "
+                    f"{self.path} holds a study with {key}={', not '.join(values)}: choose another --output and other "
                     "--runs"
                 )
 
@@ -75,10 +75,10 @@ class StudyFolder:
         name, arm, seed = line["run"], line["arm"], line["seed"]
         if line["group"] != "sweep":
             file = self.path / RESULTS_FILE
-            kept = read_records(file) if file.is_file() else []
-            kept = [record for record in kept if (record.model, record.seed) != (arm, seed)]
-            write_text(file, to_lines(with_averages([*kept, *records])))  # averages of one code version
-            curves = [other for other in read_lines(self.path / CURVES_FILE) if other["run"] != name]
+            saved = read_records(file) if file.is_file() else []
+            saved = [record for record in saved if (record.model, record.seed) != (arm, seed)]
+            write_text(file, to_lines(with_averages([*saved, *records])))  # averages of one code version
+            curves = [row for row in read_lines(self.path / CURVES_FILE) if row["run"] != name]
             _write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
         _write_lines(self.path / RUNS_FILE, self.runs.values())
@@ -132,7 +132,7 @@ def describe_run(
         "steps": steps[-1]["step"] if steps else 0,
         "seconds": round(float(seconds.sum()), 2),
         "suite_seconds": measured["suite_seconds"],
-        "parameters": _parameters(planned.recipe),
+        "parameters": _count_parameters(planned.recipe),
         "step_seconds": float(np.median(seconds)) if steps else None,
         "peak_memory": starts[-1].get("ended", {}).get("peak_memory"),
         "device": starts[-1]["gpus"][0]["name"] if place.device == "cuda" else starts[-1]["machine"]["cpu"],
@@ -144,46 +144,46 @@ def describe_run(
     if planned.group != "sweep" and diverged is None:
         measured_by_suite = [record for record in read_records(run / RESULTS_FILE) if record.layer is None]
         records = _training_records(study, planned, line, best, steps[-1])
-        records += [_short(record, planned) for record in measured_by_suite]
+        records += [_label_and_round(record, planned) for record in measured_by_suite]
     return line, records, names | curve(steps, validations, _POINTS)
 
 
 def _training_records(study: Study, planned: Planned, line: Line, best: Line, last: Line) -> list[Record]:
     """Make the records of the training: validation score, λ and correlation of the maps by layer, and cost."""
-    own = {"dataset": study.data, "data": study.data, "init": planned.recipe.init, "steps": line["steps"]}
-    own |= {"low": None, "high": None, "split": "train", "count": 1} | _whose(planned)
+    common = {"dataset": study.data, "data": study.data, "init": planned.recipe.init, "steps": line["steps"]}
+    common |= {"low": None, "high": None, "split": "train", "count": 1} | _describe_model(planned)
 
     def record(task: str, metric: str, value: float, protocol: str, **facts: Any) -> Record:
         fields = {"task": task, "metric": metric, "value": value, "protocol": protocol}
-        return Record.model_validate(own | fields | facts)
+        return Record.model_validate(common | fields | facts)
 
-    told, count = "mean of the six recalls of retrieval, best checkpoint", best.get("captions", 0)
-    found = [record("validation", "score", best["score"], told, split="val", count=count)]
+    score_protocol, count = "mean of the six recalls of retrieval, best checkpoint", best.get("captions", 0)
+    records = [record("validation", "score", best["score"], score_protocol, split="val", count=count)]
     for metric, row, protocol in (
         ("lambda", last, "last step"),
         ("map_correlation", best, "best checkpoint"),
     ):
         for tower, values in (row.get(metric) or {}).items():
-            where = {"map": "vision" if tower == "visual" else tower}
+            facts = {"map": "vision" if tower == "visual" else tower}
             for layer, value in enumerate(values, 1):
-                found.append(record("training", metric, value, protocol, layer=layer, **where))
+                records.append(record("training", metric, value, protocol, layer=layer, **facts))
     protocol = f"{line['side_by_side']} at a time on {line['device']}, {line['threads']} threads each"
     costs = ("parameters", "step_seconds", "seconds", "peak_memory")
-    return found + [record("cost", name, line[name], protocol) for name in costs if line[name] is not None]
+    return records + [record("cost", name, line[name], protocol) for name in costs if line[name] is not None]
 
 
-def _short(record: Record, planned: Planned) -> Record:
+def _label_and_round(record: Record, planned: Planned) -> Record:
     """Return the record with its arm, seed and weights, rounded to six significant digits."""
     numbers = {name: getattr(record, name) for name in ("value", "low", "high", "chance", "seconds")}
     rounded = {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
-    return record.model_copy(update=_whose(planned) | rounded)
+    return record.model_copy(update=_describe_model(planned) | rounded)
 
 
-def _whose(planned: Planned) -> dict[str, Any]:
+def _describe_model(planned: Planned) -> dict[str, Any]:
     return {"model": planned.arm, "seed": planned.seed, "weights": f"{planned.name}/checkpoints/best"}
 
 
-def _parameters(recipe: Recipe) -> int:
+def _count_parameters(recipe: Recipe) -> int:
     import torch
 
     from diffclip.model import CLIP
@@ -192,15 +192,15 @@ def _parameters(recipe: Recipe) -> int:
         return sum(weights.numel() for weights in CLIP(recipe.config(), seed=0).parameters())
 
 
-def _fixed(study: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed_fields(study: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that must not change in a study's folder: with other values, runs have other training data, other
     tasks or another primary endpoint."""
     from diffclip.study.recipe import Primary
 
-    found = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}
+    fixed = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}
     primary = Primary.model_validate(study.get("primary") or {}).model_dump(exclude={"alone"})
-    found |= {f"primary.{key}": value for key, value in primary.items()}
-    return found | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
+    fixed |= {f"primary.{key}": value for key, value in primary.items()}
+    return fixed | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
 
 
 def _write_lines(file: Path, lines: Iterable[Line]) -> None:

@@ -43,28 +43,28 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
         `device`, `threads`, `torch`, `rounds`, `batch_size`, and `arms` with the result of `time_of` for each. An arm
         that cannot be timed, for example because memory is short, raises `DiffCLIPError`.
     """
-    place, before = torch.device(device), torch.get_num_threads()
+    processor, old_threads = torch.device(device), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        samplers = {arm: _make_turn(recipe, place) for arm, recipe in study.recipes.items()}
-        taken, failures = take_turns(samplers, _ROUNDS, seconds)
+        samplers = {arm: _make_turn(recipe, processor) for arm, recipe in study.recipes.items()}
+        milliseconds, failures = take_turns(samplers, _ROUNDS, seconds)
         samplers.clear()  # a GPU is for the runs now
-        if place.type == "cuda":
+        if processor.type == "cuda":
             torch.cuda.empty_cache()
     finally:
-        torch.set_num_threads(before)
-    for arm, why in failures.items():
+        torch.set_num_threads(old_threads)
+    for arm, reason in failures.items():
         raise DiffCLIPError(
-            f"a step of {arm} cannot be timed ({why}): stop what else runs, or leave arms out"
+            f"a step of {arm} cannot be timed ({reason}): stop what else runs, or leave arms out"
         )
     baseline = study.primary.against
     timing = {
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else cpu_name() or "CPU",
+        "device": torch.cuda.get_device_name(processor) if processor.type == "cuda" else cpu_name() or "CPU",
         "threads": threads,
         "torch": str(torch.__version__),
-        "rounds": len(taken[baseline]),
+        "rounds": len(milliseconds[baseline]),
         "batch_size": study.recipes[baseline].batch_size,
-        "arms": {arm: time_of(taken[arm], taken[baseline]) for arm in study.arms},
+        "arms": {arm: time_of(milliseconds[arm], milliseconds[baseline]) for arm in study.arms},
     }
     write_text(output / TIMING_FILE, json.dumps(timing, indent=1) + "\n")
     return timing
@@ -76,10 +76,10 @@ def time_of(own: Sequence[float], baseline: Sequence[float]) -> dict[str, float]
     covers less)."""
     from scipy.stats import binom
 
-    ratios = sorted(one / other for one, other in zip(own, baseline, strict=True))
+    ratios = sorted(arm_time / baseline_time for arm_time, baseline_time in zip(own, baseline, strict=True))
     outside = max(0, int(binom.ppf(0.025, len(ratios), 0.5)) - 1)  # values on either side of the interval
-    found = {"milliseconds": round(float(np.median(own)), 3), "ratio": round(float(np.median(ratios)), 4)}
-    return found | {"low": round(ratios[outside], 4), "high": round(ratios[-1 - outside], 4)}
+    summary = {"milliseconds": round(float(np.median(own)), 3), "ratio": round(float(np.median(ratios)), 4)}
+    return summary | {"low": round(ratios[outside], 4), "high": round(ratios[-1 - outside], 4)}
 
 
 def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:

@@ -58,6 +58,6 @@ class TextTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, width] to [B, N, width]."""
         for block in self.resblocks:
-            again = self.grad_checkpointing and self.training
-            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+            recompute = self.grad_checkpointing and self.training
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return x

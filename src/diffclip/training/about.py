@@ -68,16 +68,16 @@ def describe_start(
 
 def hide_credentials(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Hide the credentials in addresses in `facts`, and convert all values to JSON types."""
-    found: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
-    return found
+    safe_facts: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
+    return safe_facts
 
 
 def cpu_name() -> str:
     """Return the processor's name as the operating system gives it."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        if found := re.search(r"model name\s*: (.+)", text):
-            return found[1].strip()
+        if match := re.search(r"model name\s*: (.+)", text):
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 

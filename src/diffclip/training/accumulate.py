@@ -48,7 +48,7 @@ def backward_in_parts(
     states, outs = [], []
     with torch.no_grad():
         for part in parts:
-            states.append(_generators(images.device))
+            states.append(_generator_states(images.device))
             outs.append(forward(*part))
     whole = {name: torch.cat([out[name] for out in outs]) for name in FEATURES}
     scalars = {name: value.detach().clone() for name, value in outs[0].items() if name not in FEATURES}
@@ -62,9 +62,9 @@ def backward_in_parts(
         with _replayed(state, images.device), nullcontext() if last else without_sync():
             out = forward(*part)
             # the gradient of this scalar with respect to each feature is that of the loss
-            handed = [(out[name] * _grad(leaves[name])[start : start + size]).sum() for name in FEATURES]
-            handed += [out[name] * _grad(leaves[name]) for name in scalars if last]
-            backward(torch.stack(handed).sum())
+            products = [(out[name] * _grad(leaves[name])[start : start + size]).sum() for name in FEATURES]
+            products += [out[name] * _grad(leaves[name]) for name in scalars if last]
+            backward(torch.stack(products).sum())
     return loss.detach(), {name: value.detach() for name, value in leaves.items()}
 
 
@@ -73,7 +73,7 @@ def _grad(leaf: Tensor) -> Tensor:
     return leaf.grad
 
 
-def _generators(device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _generator_states(device: torch.device) -> tuple[Tensor, Tensor | None]:
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 

@@ -92,10 +92,10 @@ def _fill(
 ) -> None:
     """Write the files of a checkpoint to the folder `temporary`; each process writes its own."""
     first = fabric.global_rank == 0
-    own = {"cpu": torch.get_rng_state()}
+    states = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state()
-    by_rank = share(fabric, own)
+        states["cuda"] = torch.cuda.get_rng_state()
+    by_rank = share(fabric, states)
     # the weights of a sharded model are gathered in the first process
     weights: Any = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -112,7 +112,9 @@ def _fill(
             if first:
                 save_weights(model, temporary, weights)
                 generators = {
-                    f"{rank}.{name}": state for rank, own in enumerate(by_rank) for name, state in own.items()
+                    f"{rank}.{name}": state
+                    for rank, states in enumerate(by_rank)
+                    for name, state in states.items()
                 }
                 save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
@@ -124,15 +126,15 @@ def _fill(
 def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
     """Rename `temporary`, which holds a whole checkpoint, to `folder`, and update the links."""
     with disk_errors(folder):
-        listed = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
-        write_text(temporary / FILES_FILE, json.dumps(listed, indent=1) + "\n")
+        checksums = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
+        write_text(temporary / FILES_FILE, json.dumps(checksums, indent=1) + "\n")
         flush(temporary)
     if best:  # before the rename: a run that is killed in between validates again
         _link(run, "best", folder)
     with disk_errors(folder):
         os.replace(temporary, folder)
-    if (before := _target(run, "last")) is not None:
-        _link(run, "previous", before)
+    if (previous := _target(run, "last")) is not None:
+        _link(run, "previous", previous)
     _link(run, "last", folder)
     for unlinked in set((run / "checkpoints").glob("step_*")) - {_target(run, name) for name in LINKS}:
         shutil.rmtree(unlinked, ignore_errors=True)
@@ -175,9 +177,9 @@ def choose_checkpoint(run: Path) -> Path | None:
     for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):
         fault = damage(folder)
         if fault is None:
-            for one, told in damaged.items():
-                print(f"{told}: going on from {folder.name}", file=sys.stderr)
-                shutil.rmtree(one, ignore_errors=True)
+            for damaged_folder, message in damaged.items():
+                print(f"{message}: going on from {folder.name}", file=sys.stderr)
+                shutil.rmtree(damaged_folder, ignore_errors=True)
             _link(run, "last", folder)
             return folder
         damaged[folder] = f"{folder} is damaged ({fault})"
@@ -198,23 +200,23 @@ def damage(folder: Path) -> str | None:
 
 
 def _size_and_checksum(file: Path) -> list[int]:
-    value = 0
+    checksum = 0
     with file.open("rb") as handle:
         while block := handle.read(1 << 22):
-            value = zlib.crc32(block, value)
-    return [file.stat().st_size, value]
+            checksum = zlib.crc32(block, checksum)
+    return [file.stat().st_size, checksum]
 
 
 def _target(run: Path, name: str) -> Path | None:
     """Return the checkpoint that the link `name` of `run` points to; None if it does not exist."""
-    place = run / "checkpoints" / name
-    return place.parent / place.readlink() if place.is_dir() else None
+    link = run / "checkpoints" / name
+    return link.parent / link.readlink() if link.is_dir() else None
 
 
 def _link(run: Path, name: str, folder: Path) -> None:
-    place = run / "checkpoints" / name
-    temporary = place.with_name(f".{name}.tmp")
-    with disk_errors(place):
+    link = run / "checkpoints" / name
+    temporary = link.with_name(f".{name}.tmp")
+    with disk_errors(link):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(folder.name)
-        os.replace(temporary, place)
+        os.replace(temporary, link)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 Failure = DiffCLIPError | OSError
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
+_LOST_MESSAGES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
 
 
 def make_fabric(hardware: Hardware, precision: str) -> Fabric:
@@ -111,10 +111,10 @@ def average_small(fabric: Any, model: nn.Module) -> None:
     if fabric.world_size == 1 or not sharded:
         return
     grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
-    together = torch.cat([grad.flatten() for grad in grads])
-    torch.distributed.all_reduce(together)
-    together /= fabric.world_size
-    for grad, mean in zip(grads, torch.split(together, [grad.numel() for grad in grads]), strict=True):
+    flat_grads = torch.cat([grad.flatten() for grad in grads])
+    torch.distributed.all_reduce(flat_grads)
+    flat_grads /= fabric.world_size
+    for grad, mean in zip(grads, torch.split(flat_grads, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(mean.view_as(grad))
 
 
@@ -129,8 +129,8 @@ def clip_gradients(fabric: Any, model: nn.Module, most: float | None) -> Tensor:
     sharded = [grad for grad in grads if hasattr(grad, "full_tensor")]
     norm = torch.nn.utils.get_total_norm(whole)
     if sharded:
-        of_sharded: Any = torch.nn.utils.get_total_norm(sharded)
-        norm = torch.linalg.vector_norm(torch.stack([norm, of_sharded.full_tensor()]))
+        sharded_norm: Any = torch.nn.utils.get_total_norm(sharded)
+        norm = torch.linalg.vector_norm(torch.stack([norm, sharded_norm.full_tensor()]))
     if most is not None:
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)
         for grad in grads:
@@ -148,29 +148,29 @@ def agreed_batches(
     """
     while True:
         started = time.perf_counter()
-        batch, failed = _tried(lambda: next(batches, None))
+        batch, failure = _attempt(lambda: next(batches, None))
         waited = time.perf_counter() - started
-        size = -2 if failed else -1 if batch is None else len(batch)
-        told = torch.tensor([size, -int(bool(stop.asked))], device=fabric.device)
+        size = -2 if failure else -1 if batch is None else len(batch)
+        status = torch.tensor([size, -int(bool(stop.asked))], device=fabric.device)
         if fabric.world_size > 1:
-            torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
-        fewest, asked = told.tolist()
+            torch.distributed.all_reduce(status, torch.distributed.ReduceOp.MIN)
+        fewest, stop_flag = status.tolist()
         if fewest == -2:
-            _raise_first(fabric, failed)
+            _raise_first(fabric, failure)
         if fewest < 0 or batch is None:
             return
-        cut = {name: getattr(batch, name)[:fewest] for name in ("images", "tokens", "keys")}
-        yield dataclasses.replace(batch, **cut), waited, asked < 0
+        fields = {name: getattr(batch, name)[:fewest] for name in ("images", "tokens", "keys")}
+        yield dataclasses.replace(batch, **fields), waited, stop_flag < 0
 
 
 def means(fabric: Any, *values: Tensor, own: Sequence[Tensor] = ()) -> list[float]:
     """Return the mean over processes of each 0-dim tensor, then the values of `own` (0-dim) in this process. This waits
     for the GPU once."""
-    told = torch.stack([value.float() for value in values])
+    averages = torch.stack([value.float() for value in values])
     if fabric.world_size > 1:
-        torch.distributed.all_reduce(told)
-    told = told / fabric.world_size
-    numbers: list[float] = torch.cat([told, *(value.float().reshape(1) for value in own)]).tolist()
+        torch.distributed.all_reduce(averages)
+    averages = averages / fabric.world_size
+    numbers: list[float] = torch.cat([averages, *(value.float().reshape(1) for value in own)]).tolist()
     return numbers
 
 
@@ -185,23 +185,23 @@ def share(fabric: Any, value: Value) -> list[Value]:
 
 def all_do(fabric: Any, work: Callable[[], Value]) -> Value:
     """Call `work` in every process; the error (`Failure`) of the first process that fails is raised in all."""
-    done, failed = _tried(work)
-    _raise_first(fabric, failed)
-    return done  # type: ignore[return-value]
+    result, failure = _attempt(work)
+    _raise_first(fabric, failure)
+    return result  # type: ignore[return-value]
 
 
 def _raise_first(fabric: Any, failed: Failure | None) -> None:
-    for found in share(fabric, failed):
-        if found is not None:
-            found.shared = fabric.world_size > 1  # type: ignore[union-attr]
-            raise found
+    for failure in share(fabric, failed):
+        if failure is not None:
+            failure.shared = fabric.world_size > 1  # type: ignore[union-attr]
+            raise failure
 
 
 def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
     """Call `work` in the first process alone; all processes return its result or raise its error."""
-    done = all_do(fabric, lambda: work() if fabric.global_rank == 0 else None)
-    found: Any = share(fabric, done)[0]
-    return found  # type: ignore[no-any-return]
+    result = all_do(fabric, lambda: work() if fabric.global_rank == 0 else None)
+    shared_result: Any = share(fabric, result)[0]
+    return shared_result  # type: ignore[no-any-return]
 
 
 def one_by_one(fabric: Any, work: Callable[[], Value]) -> Value:
@@ -219,7 +219,7 @@ def telling_lost(fabric: Any) -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        lost = isinstance(error, torch.distributed.DistError) or any(mark in text for mark in _LOST)
+        lost = isinstance(error, torch.distributed.DistError) or any(mark in text for mark in _LOST_MESSAGES)
         if fabric.world_size == 1 or not lost:
             raise
         line = (
@@ -231,7 +231,7 @@ def telling_lost(fabric: Any) -> Iterator[None]:
         raise DiffCLIPError(line) from None
 
 
-def _tried(work: Callable[[], Value]) -> tuple[Value | None, Failure | None]:
+def _attempt(work: Callable[[], Value]) -> tuple[Value | None, Failure | None]:
     try:
         return work(), None
     except (DiffCLIPError, OSError) as error:

@@ -29,7 +29,7 @@ LAUNCHED_BY = "DIFFCLIP_LAUNCHED_BY"
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # seconds that processes have to save after a signal to stop
-_SAVING = 300
+_SAVE_SECONDS = 300
 _SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 
 
@@ -123,15 +123,15 @@ def launch(hardware: Hardware) -> None:
         try:
             result = context.wait(period=0.2)
         except SignalException as stop:
-            context.close(stop.sigval, timeout=_SAVING)
+            context.close(stop.sigval, timeout=_SAVE_SECONDS)
             result = context.wait(0)
     if result is None or not result.failures:
         return
     first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-    told = first.error_file_data.get("line")
+    line = first.error_file_data.get("line")
     code = first.exitcode
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    error = DiffCLIPError(told or f"process {first.local_rank} of {len(ranks)} {how}: go on with --resume")
+    ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    error = DiffCLIPError(line or f"process {first.local_rank} of {len(ranks)} {ending}: go on with --resume")
     error.exit_code = max(1, code)
     raise error
 

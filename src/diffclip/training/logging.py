@@ -71,7 +71,7 @@ class RunLogger:
         makers: dict[str, Callable[[], Any]] = {"TensorBoard": partial(_tensorboard_logger, run, done)}
         if wandb is not None:
             makers["Weights & Biases"] = partial(_wandb_logger, run, wandb, done, config or {})
-        self._loggers = _usable(makers)
+        self._loggers = _make_loggers(makers)
         self._console = Console(file=sys.stderr)
         columns = (MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
         self._bar = Progress(*columns, console=self._console)
@@ -93,7 +93,7 @@ class RunLogger:
                     logger.finalize("failed" if error else "success")
                     if name == "Weights & Biases":
                         logger.experiment.finish(exit_code=int(error is not None))
-                end_start(self._run, _line_of(error) if error else FINISHED, self._step, _peak_memory())
+                end_start(self._run, _format_error(error) if error else FINISHED, self._step, _peak_memory())
         except (OSError, InputError):
             if error is None:  # after an error, do not hide it behind a second one of a full disk
                 raise
@@ -108,17 +108,17 @@ class RunLogger:
         numbers = _numbers(record | times, "train", ("step", "time"), layers)
         self._log(METRICS_FILE, record | times, numbers)
 
-        shown = (
+        progress = (
             f"loss {record['loss']:.3f}  accuracy {record['accuracy']:.0%}  "
             f"{rate or record['samples_per_second']:,.0f} samples/s  data wait {record['data_wait']:.0%}"
         )
         if left is not None:
-            shown += f"  {duration(left)} left"
-        self._bar.update(self._task, completed=step, description=shown)
+            progress += f"  {duration(left)} left"
+        self._bar.update(self._task, completed=step, description=progress)
         due = time.monotonic() - self._last_line > _LINE_EVERY or step == self._steps
         if due and not self._console.is_terminal:
             self._last_line = time.monotonic()
-            print(f"{self._label}: step {step}/{self._steps}  {shown}", file=sys.stderr)
+            print(f"{self._label}: step {step}/{self._steps}  {progress}", file=sys.stderr)
 
     def validation(self, record: dict[str, Any]) -> None:
         """Write and show one validation."""
@@ -149,24 +149,24 @@ def _peak_memory() -> int:
     return torch.cuda.max_memory_allocated() or resident
 
 
-def _line_of(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     """Describe `error` in one line, with its type unless it is a `DiffCLIPError`."""
     kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split()).removesuffix(":")
 
 
-def _usable(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def _make_loggers(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     """Make the loggers; print one line for each logger that cannot be made."""
-    made = {}
+    loggers = {}
     for name, make in makers.items():
         try:
-            made[name] = make()
+            loggers[name] = make()
         except StoppedError:
             raise
         except Exception as error:  # libraries raise many kinds of errors; none may stop a run
-            reason = _line_of(error)[:300]
+            reason = _format_error(error)[:300]
             print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
-    return made
+    return loggers
 
 
 def _tensorboard_logger(run: Path, done: int) -> Any:
@@ -221,8 +221,8 @@ def _numbers(
 def forget_after(file: Path, step: int) -> None:
     """Remove the records after `step` from `file`, and a line that was cut off."""
     if file.is_file():
-        kept = [row for row in read_lines(file) if row["step"] <= step]
-        write_text(file, "".join(json.dumps(row) + "\n" for row in kept))
+        rows = [row for row in read_lines(file) if row["step"] <= step]
+        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 LastSteps = deque[tuple[int, float, float]]
@@ -232,10 +232,10 @@ LastSteps = deque[tuple[int, float, float]]
 def pace(ended: LastSteps, steps: int) -> tuple[float | None, float | None]:
     """Return samples per second over all processes, and the seconds that a run of `steps` steps still takes. Pauses
     between steps count. Both are None until this start has made two steps."""
-    (first, before, begun), (last, samples, now) = ended[0], ended[-1]
-    if first == last or now == begun:
+    (first, first_samples, start), (last, samples, now) = ended[0], ended[-1]
+    if first == last or now == start:
         return None, None
-    return (samples - before) / (now - begun), (steps - last) * (now - begun) / (last - first)
+    return (samples - first_samples) / (now - start), (steps - last) * (now - start) / (last - first)
 
 
 def duration(seconds: float) -> str:

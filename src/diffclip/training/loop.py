@@ -131,9 +131,9 @@ class Trainer:
             if self._is_due() and progress.batch < self.loader.batches_per_epoch:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
-            whose, first = "of one process " if world > 1 else "", self.all_skipped()[0]
+            scope, first = "of one process " if world > 1 else "", self.all_skipped()[0]
             raise InputError(
-                f"every sample {whose}in {self.loader.corpus} is broken (first: {first}): replace the shards"
+                f"every sample {scope}in {self.loader.corpus} is broken (first: {first}): replace the shards"
             )
 
     def finish_epoch(self) -> None:
@@ -169,25 +169,25 @@ class Trainer:
             return False
         progress = self.progress
         try:
-            found = self.validate()
+            result = self.validate()
         except NotFiniteError:
             self._give_up(progress.step, "embeddings of the validation split are not finite")
         except DiffCLIPError:
             self.save()  # so that the finished steps are not lost
             raise
         if self.logger:
-            place = {"step": progress.step, "epoch": progress.epoch + 1, "samples": progress.samples}
-            self.logger.validation(place | found.scores | {"map_correlation": found.map_correlation})
-        self.skipped |= dict.fromkeys(found.faults)
-        score = found.scores["score"]
+            position = {"step": progress.step, "epoch": progress.epoch + 1, "samples": progress.samples}
+            self.logger.validation(position | result.scores | {"map_correlation": result.map_correlation})
+        self.skipped |= dict.fromkeys(result.faults)
+        score = result.scores["score"]
         best = progress.best_score is None or score > progress.best_score
         progress.best_score = score if best else progress.best_score
         return best
 
     def _save_and_stop(self) -> NoReturn:
-        step, kept = self.progress.step, self.save()
+        step, folder = self.progress.step, self.save()
         stopped = StoppedError(
-            f"{self.run}: asked to stop at step {step}, saved in {kept}: go on with --resume"
+            f"{self.run}: asked to stop at step {step}, saved in {folder}: go on with --resume"
         )
         stopped.shared = self.fabric.world_size > 1
         raise stopped

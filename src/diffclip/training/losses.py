@@ -44,11 +44,11 @@ def accuracy_within(image_features: Tensor, text_features: Tensor, rank: int = 0
     (0-dim) is the mean of both directions."""
     images, texts = image_features, text_features
     if world > 1:
-        mine = torch.stack([image_features, text_features])
-        parts = [torch.empty_like(mine) for _ in range(world)]
-        torch.distributed.all_gather(parts, mine.contiguous())
+        features = torch.stack([image_features, text_features])
+        parts = [torch.empty_like(features) for _ in range(world)]
+        torch.distributed.all_gather(parts, features.contiguous())
         images, texts = torch.cat(parts, dim=1)
-    own = torch.arange(len(image_features), device=images.device) + rank * len(image_features)
-    to_text = (image_features @ texts.T).argmax(dim=1) == own
-    to_image = (text_features @ images.T).argmax(dim=1) == own
+    partners = torch.arange(len(image_features), device=images.device) + rank * len(image_features)
+    to_text = (image_features @ texts.T).argmax(dim=1) == partners
+    to_image = (text_features @ images.T).argmax(dim=1) == partners
     return (to_text.float().mean() + to_image.float().mean()) / 2

@@ -39,8 +39,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     The last two have no decay. A fused optimizer needs them apart: a group has only sharded or only whole tensors.
     """
     small = small_parameters(model)
-    others = [p for p in model.parameters() if not any(p is other for other in small)]
-    kinds = ([p for p in others if p.ndim >= 2], [p for p in others if p.ndim < 2], small)
+    shardable = [p for p in model.parameters() if not any(p is other for other in small)]
+    kinds = ([p for p in shardable if p.ndim >= 2], [p for p in shardable if p.ndim < 2], small)
     decays = (weight_decay, 0.0, 0.0)
     return [{"params": kind, "weight_decay": decay} for kind, decay in zip(kinds, decays, strict=True)]
 
@@ -55,8 +55,8 @@ def learning_rate(step: int, steps: int, warmup_steps: int, recipe: Recipe) -> f
     """The learning rate of step `step` (1 … steps): linear from `lr_start` to `lr`, then half a cosine to `lr_end`."""
     if step <= warmup_steps:
         return recipe.lr_start + (recipe.lr - recipe.lr_start) * (step - 1) / max(1, warmup_steps - 1)
-    done = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return recipe.lr_end + (recipe.lr - recipe.lr_end) * 0.5 * (1 + math.cos(math.pi * done))
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return recipe.lr_end + (recipe.lr - recipe.lr_end) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def save_optimizer(
@@ -72,38 +72,38 @@ def save_optimizer(
         for key, value in optimizer.state.get(parameter, {}).items()
         if rank == 0 or _is_share(value)
     }
-    cut = " ".join(name for name, parameter in model.named_parameters() if _is_share(parameter))
-    save_tensors(tensors, folder / f"optimizer-{rank:05d}-of-{shares:05d}.safetensors", {"sharded": cut})
+    sharded = " ".join(name for name, parameter in model.named_parameters() if _is_share(parameter))
+    save_tensors(tensors, folder / f"optimizer-{rank:05d}-of-{shares:05d}.safetensors", {"sharded": sharded})
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the state in `folder` into `optimizer`, sharded again for the current processes."""
-    opened: list[Any] = [safe_open(file, "pt") for file in sorted(folder.glob("optimizer-*.safetensors"))]
-    entries = [set(file.keys()) for file in opened]
-    cut = set((opened[0].metadata() or {}).get("sharded", "").split())
+    files: list[Any] = [safe_open(file, "pt") for file in sorted(folder.glob("optimizer-*.safetensors"))]
+    entries = [set(file.keys()) for file in files]
+    sharded = set((files[0].metadata() or {}).get("sharded", "").split())
     parameters = dict(model.named_parameters())
     states: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
     for entry in sorted(entries[0]):
         name, _, key = entry.rpartition(":")
-        pieces = [file.get_tensor(entry) for file, own in zip(opened, entries, strict=True) if entry in own]
-        whole = torch.cat(pieces) if name in cut and pieces[0].ndim else pieces[0]
-        states[name][key] = _fitted(whole, parameters[name])
+        pieces = [file.get_tensor(entry) for file, keys in zip(files, entries, strict=True) if entry in keys]
+        whole = torch.cat(pieces) if name in sharded and pieces[0].ndim else pieces[0]
+        states[name][key] = _shard_like(whole, parameters[name])
     if any(states.values()):  # none before the first step
         for name, state in states.items():
             optimizer.state[parameters[name]] = state
 
 
-def _fitted(whole: Tensor, parameter: Any) -> Tensor:
+def _shard_like(whole: Tensor, parameter: Any) -> Tensor:
     """Move `whole` to the parameter's device and shard it like the parameter; a count of steps stays whole."""
     if not _is_share(parameter) or not whole.ndim:
         return whole.to(parameter.device, copy=True)  # not a view of the file, which will be removed
     from torch.distributed.tensor import distribute_tensor
 
     mesh: Any = parameter.device_mesh
-    cut: Tensor = distribute_tensor(
+    sharded: Tensor = distribute_tensor(
         whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None
     )
-    return cut
+    return sharded
 
 
 def _is_share(value: Any) -> bool:

@@ -181,11 +181,13 @@ def _count(config_json: str, backend: str, again: bool, precision: str) -> _Coun
         for tower in (config.vision, config.text):
             tower.attention = "softmax" if tower.attention == "differential" else tower.attention
         backend = "sdpa"
-    few, many = 32, 64
+    small, large = 32, 64
     with weightless(config, backend, again) as model:
-        of_few, of_many = (peak_of_pass(model, *make_batch(config, n), precision) for n in (few, many))
-    per_sample = (of_many - of_few) // (many - few)
-    constant, rest = max(0, of_few - few * per_sample), sum(parts.values()) - sum(blocks)
+        small_peak, large_peak = (
+            peak_of_pass(model, *make_batch(config, n), precision) for n in (small, large)
+        )
+    per_sample = (large_peak - small_peak) // (large - small)
+    constant, rest = max(0, small_peak - small * per_sample), sum(parts.values()) - sum(blocks)
     return _Counts(parts, max(blocks), rest, flops[0], flops[1], flops[2], constant, per_sample)
 
 
@@ -215,11 +217,11 @@ def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_siz
     """
     config, share = recipe.config(), recipe.batch_size // world
     whole = sum(counts.parameters.values())
-    own = -(-whole // world) if sharded else whole
+    local = -(-whole // world) if sharded else whole
     in_parts = pass_size < share
     gathered = (2 if recipe.loss == "clip" else 1) * share * world if world > 1 else 0
     image, text = 3 * config.vision.image_size**2, config.text.context_length
-    moving = {
+    transient = {
         # two blocks' weights and one block's gradients; weights and gradients of the rest
         "gathered weights": _FLOAT * (3 * counts.block + 2 * counts.rest) if sharded else 0,
         "forward and backward pass": counts.constant + pass_size * counts.per_sample,
@@ -227,13 +229,13 @@ def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_siz
         "logits": _LOGIT[recipe.loss] * share * share * world,
         "input batch": share * (image + _TOKEN * text) + pass_size * image * _FLOAT,
     }
-    lasting = {
-        "weights": _FLOAT * own,
-        "gradients": _FLOAT * (whole if in_parts else own),
-        "optimizer": 2 * _FLOAT * own,
+    persistent = {
+        "weights": _FLOAT * local,
+        "gradients": _FLOAT * (whole if in_parts else local),
+        "optimizer": 2 * _FLOAT * local,
     }
-    moving = {part: int(_SLACK * size) for part, size in moving.items()}
-    return _with_total(lasting | moving | {"CUDA and libraries": _CONTEXT})
+    transient = {part: int(_SLACK * size) for part, size in transient.items()}
+    return _with_total(persistent | transient | {"CUDA and libraries": _CONTEXT})
 
 
 @contextmanager

@@ -177,8 +177,8 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
             "or give the variant alone"
         )
     if recipe.architecture is None and recipe.model in (*VARIANTS, *ABLATIONS):
-        named = f", or write {recipe.model}-ViT-B-16" if recipe.model in VARIANTS else ""
-        raise InputError(f"{source}: model {recipe.model} has no size: give `architecture`{named}")
+        suggestion = f", or write {recipe.model}-ViT-B-16" if recipe.model in VARIANTS else ""
+        raise InputError(f"{source}: model {recipe.model} has no size: give `architecture`{suggestion}")
     recipe.config()
     return recipe
 

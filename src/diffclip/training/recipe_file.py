@@ -46,22 +46,22 @@ def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: I
     except ValidationError as error:
         for fault in error.errors():
             if fault["type"] == "extra_forbidden":
-                raise unknown(f"{what} key", ".".join(map(str, fault["loc"])), _names(kind)) from None
+                raise unknown(f"{what} key", ".".join(map(str, fault["loc"])), _list_keys(kind)) from None
         key = ".".join(map(str, error.errors()[0]["loc"]))
         words = {change.partition("=")[0]: change for change in changes}
-        named = next((name for name in words if f"{key}.".startswith(f"{name}.")), None)
-        blamed = source if named is None else words[named]
-        raise InputError(f"{blamed}: {explain(error).removeprefix(f'{named}: ')}") from None
+        changed_key = next((name for name in words if f"{key}.".startswith(f"{name}.")), None)
+        blamed = source if changed_key is None else words[changed_key]
+        raise InputError(f"{blamed}: {explain(error).removeprefix(f'{changed_key}: ')}") from None
 
 
-def _names(kind: type[BaseModel]) -> list[str]:
+def _list_keys(kind: type[BaseModel]) -> list[str]:
     """List the keys of a model, and as `KEY.INNER` those of the models that are its values."""
     names = []
     for name, field in kind.model_fields.items():
         names.append(field.alias or name)
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                names += [f"{names[-1]}.{key}" for key in _names(inner)]
+                names += [f"{names[-1]}.{key}" for key in _list_keys(inner)]
     return names
 
 
@@ -76,8 +76,8 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
     names = {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("**/*.yaml"))}
     if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
         return names[path.stem]
-    others = tuple(one for one in _PREFIXES if one != prefix)
-    offered = [name for name in names if name.startswith(prefix) and not name.startswith(others)]
+    excluded = tuple(other for other in _PREFIXES if other != prefix)
+    offered = [name for name in names if name.startswith(prefix) and not name.startswith(excluded)]
     raise unknown("recipe", source, offered)
 
 
@@ -95,12 +95,12 @@ def recipe_fields(path: Path, changes: Iterable[str] = (), over: tuple[Path, ...
     """
     fields = read_fields(path)
     if (base := fields.pop("base", None)) is not None:
-        under = path.parent / str(base)
-        under = under if under.is_file() else find_recipe(str(base))
+        base_path = path.parent / str(base)
+        base_path = base_path if base_path.is_file() else find_recipe(str(base))
         over = (*over, path)
-        if any(under.samefile(one) for one in over):
-            raise InputError(f"{under} is its own base: rename it, or give another base")
-        fields = _lay_over(recipe_fields(under, over=over), fields)
+        if any(base_path.samefile(recipe) for recipe in over):
+            raise InputError(f"{base_path} is its own base: rename it, or give another base")
+        fields = _merge(recipe_fields(base_path, over=over), fields)
     for change in changes:
         _apply(fields, change)
     return fields
@@ -132,13 +132,13 @@ def read_fields(
     return fields
 
 
-def _lay_over(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _merge(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Merge `changes` over `fields`, key by key if both values have inner keys."""
-    over = dict(fields)
+    merged = dict(fields)
     for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(over.get(key), dict)
-        over[key] = _lay_over(over[key], value) if both else value
-    return over
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
 
 
 def _apply(fields: dict[str, Any], change: str) -> None:

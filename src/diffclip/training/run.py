@@ -88,13 +88,13 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         precision = read_recipe(run / RECIPE_FILE).precision  # as resolved when the run started
     recipe = recipe.model_copy(update={"precision": native_precision(precision, hardware.accelerator)})
     fabric: Any = make_fabric(hardware, recipe.precision)
-    with StopRequest(run) as stop, ExitStack() as held:
+    with StopRequest(run) as stop, ExitStack() as resources:
         fabric.launch()
         first = fabric.global_rank == 0
         if first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
-        held.enter_context(telling_lost(fabric))
-        checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, held))
+        resources.enter_context(telling_lost(fabric))
+        checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, resources))
         finished = read_state(checkpoint) if checkpoint is not None else None
         if finished is not None and finished.epoch >= recipe.epochs:
             if first:
@@ -102,7 +102,7 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
                     f"{checkpoint}: the run is finished after step {finished.step}; epochs=N extends it to N epochs"
                 )
             return Outcome(finished, rank=fabric.global_rank)
-        trainer = _prepare(fabric, recipe, run, checkpoint, stop, held)
+        trainer = _prepare(fabric, recipe, run, checkpoint, stop, resources)
         hosts = share(fabric, platform.node())
         trainer.logger = all_do(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
         with trainer.logger or nullcontext():
@@ -144,8 +144,8 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
     if addresses := [spec for spec in val if is_remote(spec)]:
         raise InputError(f"data.val {shown(addresses[0])} is an address: give shards on a disk")
     shards = Shards(expand_shards(val))
-    found = caption_set("validation", "val", shards, recipe.data.caption_key)
-    return found if recipe.data.val_range is None else found.part(*recipe.data.val_range)
+    validation_set = caption_set("validation", "val", shards, recipe.data.caption_key)
+    return validation_set if recipe.data.val_range is None else validation_set.part(*recipe.data.val_range)
 
 
 def build_model(recipe: Recipe) -> CLIP:
@@ -161,17 +161,17 @@ def take_weights(model: CLIP, source: str) -> None:
     the loss differs, the logit scale and bias keep their initial values. Another model, or a source that cannot be
     read, raises `InputError`."""
     saved = load(source, image_size=model.config.vision.image_size)[0]
-    prepared, wanted = saved.config.preprocess, model.config.preprocess
-    if (prepared.mean, prepared.std) != (wanted.mean, wanted.std):
+    saved_preprocess, preprocess = saved.config.preprocess, model.config.preprocess
+    if (saved_preprocess.mean, saved_preprocess.std) != (preprocess.mean, preprocess.std):
         raise InputError(
-            f"{source} was trained with mean {prepared.mean} and std {prepared.std}, "
-            f"not {wanted.mean} and {wanted.std}: choose the data.statistics it had"
+            f"{source} was trained with mean {saved_preprocess.mean} and std {saved_preprocess.std}, "
+            f"not {preprocess.mean} and {preprocess.std}: choose the data.statistics it had"
         )
     check_same(model.config, saved.config, source)
     state = saved.state_dict()
     if model.config.logit_bias != saved.config.logit_bias:  # the losses differ
-        own = model.state_dict()
-        state = {name: own[name] if name.startswith("logit_") else state[name] for name in own}
+        initial = model.state_dict()
+        state = {name: initial[name] if name.startswith("logit_") else state[name] for name in initial}
     check_fit(model, state, source)
     model.load_state_dict(state)
     if saved.config.vision.norm_eps is not None:
@@ -232,15 +232,15 @@ def _prepare(
     if checkpoint is not None:
         progress = restore_checkpoint(fabric, checkpoint, model, optimizer, recipe.seed)
     _check_order(progress, loader, fabric, run)
-    scored = None
+    scorer = None
     if validation is not None:
-        captions = digest_of(validation.captions)
-        if progress.validation not in (None, captions):
+        digest = digest_of(validation.captions)
+        if progress.validation not in (None, digest):
             progress.best_score = None
-        progress.validation = captions
-        scored = partial(validate, fabric, model, validation, tokenizer, recipe)
+        progress.validation = digest
+        scorer = partial(validate, fabric, model, validation, tokenizer, recipe)
     return Trainer(
-        recipe, run, fabric, stop, loader, scored, model, wrapped, optimizer, wrapped_optimizer, progress
+        recipe, run, fabric, stop, loader, scorer, model, wrapped, optimizer, wrapped_optimizer, progress
     )
 
 

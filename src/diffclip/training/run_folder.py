@@ -51,8 +51,8 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     `InputError` is raised for other files, a run without `resume`, a run of another recipe, and lost checkpoints.
     """
     with disk_errors(run):
-        found = {path.name for path in run.iterdir()} if run.exists() else set()
-    found = {name for name in found if not name.endswith(".tmp")}  # of a run killed while writing
+        names = {path.name for path in run.iterdir()} if run.exists() else set()
+    names = {name for name in names if not name.endswith(".tmp")}  # of a run killed while writing
     if is_started(run):
         if not resume:
             raise InputError(
@@ -64,11 +64,11 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
         raise InputError(
             f"{run} has lost its checkpoints: restore that folder, or start a run in another folder"
         )
-    if RECIPE_FILE in found and (resume or LOCK_FILE in found):
-        change = _change(read_recipe(run / RECIPE_FILE), recipe)
+    if RECIPE_FILE in names and (resume or LOCK_FILE in names):
+        change = _describe_change(read_recipe(run / RECIPE_FILE), recipe)
         if resume and change is not None:
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
-    elif found and LOCK_FILE not in found:
+    elif names and LOCK_FILE not in names:
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
 
 
@@ -81,12 +81,12 @@ def lock_folder(run: Path) -> IO[str]:
     return handle
 
 
-def _change(before: Recipe, now: Recipe) -> str | None:
+def _describe_change(before: Recipe, now: Recipe) -> str | None:
     """Describe the first changed key that the run's numbers depend on, such as "lr=0.001, not 0.002"; else None.
 
     More epochs do not count, because they extend the run. Nor does precision "auto": the start of the run resolved it.
     """
-    old, new = _flat(before), _flat(now)
+    old, new = _flatten(before), _flatten(now)
     for key, value in new.items():
         extended = key == "epochs" and value > old[key]
         resolved = key == "precision" and value == "auto"
@@ -95,7 +95,7 @@ def _change(before: Recipe, now: Recipe) -> str | None:
     return None
 
 
-def _flat(recipe: Recipe) -> dict[str, Any]:
+def _flatten(recipe: Recipe) -> dict[str, Any]:
     fields = recipe.model_dump()
     data = fields.pop("data")
     return fields | {f"data.{key}": value for key, value in data.items()}
@@ -184,9 +184,9 @@ class Run:
 def run_folders(folder: str | Path) -> list[Path]:
     """List the folders of runs that have made a step: `folder` itself, and those up to two levels below it."""
     top = Path(folder)
-    places = [top, *sorted(top.glob("*")), *sorted(top.glob("*/*"))]
-    found = [one for one in places if (one / RECIPE_FILE).is_file() and (one / METRICS_FILE).is_file()]
-    return [one for one in found if (one / METRICS_FILE).stat().st_size]
+    candidates = [top, *sorted(top.glob("*")), *sorted(top.glob("*/*"))]
+    runs = [path for path in candidates if (path / RECIPE_FILE).is_file() and (path / METRICS_FILE).is_file()]
+    return [path for path in runs if (path / METRICS_FILE).stat().st_size]
 
 
 def read_run(folder: str | Path) -> Run:
@@ -229,15 +229,15 @@ def curve_of(folder: str | Path, points: int = 300) -> Row:
 
 def curve(rows: Sequence[Row], validations: Sequence[Row], points: int) -> Row:
     """Thin steps to `points`, and add all validations."""
-    chosen = np.unique(np.linspace(0, len(rows) - 1, min(points, len(rows))).astype(int))
-    rows = [rows[index] for index in chosen]
+    indices = np.unique(np.linspace(0, len(rows) - 1, min(points, len(rows))).astype(int))
+    rows = [rows[index] for index in indices]
     return {
         "step": [row["step"] for row in rows],
-        "loss": [_rounded(row.get("loss")) for row in rows],
+        "loss": [_round(row.get("loss")) for row in rows],
         "lambda": _by_tower(rows, "lambda"),
         "validation": {
             "step": [row["step"] for row in validations],
-            "score": [_rounded(row.get("score")) for row in validations],
+            "score": [_round(row.get("score")) for row in validations],
             "map_correlation": _by_tower(validations, "map_correlation"),
         },
     }
@@ -246,12 +246,12 @@ def curve(rows: Sequence[Row], validations: Sequence[Row], points: int) -> Row:
 def _by_tower(rows: Sequence[Row], key: str) -> dict[str, list[list[float | None]]]:
     """Return the values of layers in each row, by tower; a tower that lacks them in some row is left out."""
     return {
-        name: [[_rounded(value) for value in row[key][tower]] for row in rows]
+        name: [[_round(value) for value in row[key][tower]] for row in rows]
         for tower, name in _TOWERS.items()
         if rows and all((row.get(key) or {}).get(tower) for row in rows)
     }
 
 
-def _rounded(value: float | None) -> float | None:
+def _round(value: float | None) -> float | None:
     """Round to five significant digits; None if the value is missing or not finite."""
     return float(f"{value:.5g}") if value is not None and np.isfinite(value) else None

@@ -49,11 +49,11 @@ def validate(
     raise `InputError` if no image can be read or an embedding is not finite."""
     # as many images at a time as a forward pass in training
     batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // fabric.world_size)
-    whole = _whole(model, recipe.attention_backend)
+    whole = _unshard(model, recipe.attention_backend)
     return first_does(fabric, lambda: _validate(whole, data, tokenizer, recipe, batch_size))
 
 
-def _whole(model: CLIP, attention_backend: str) -> CLIP:
+def _unshard(model: CLIP, attention_backend: str) -> CLIP:
     """Return the model itself, or for a sharded model a copy with all parameters; all processes must call this.
 
     With a sharded model every process must make the same forward passes, or the next backward pass hangs.
@@ -76,17 +76,17 @@ def _validate(
 
     def captioned() -> Iterator[tuple[Tensor, list[list[str]]]]:
         for batch in data.batches(transform, batch_size, recipe.data.workers, recipe.data.timeout):
-            own = batch.captions or []
+            batch_captions = batch.captions or []
             with_maps.extend(batch.images[: _WITH_MAPS - len(with_maps)])
-            captions.extend(texts[0] for texts in own)
-            yield batch.images, own
+            captions.extend(texts[0] for texts in batch_captions)
+            yield batch.images, batch_captions
 
     with evaluating(model):
         images, texts, owners = embed_captioned(model, tokenizer, captioned())
         inputs = {"visual": torch.stack(with_maps), "text": tokenizer(captions[:_WITH_MAPS])}
         correlation = {
-            tower: correlation_by_layer(model, tower, given).mean(0).tolist()
-            for tower, given in inputs.items()
+            tower: correlation_by_layer(model, tower, tower_inputs).mean(0).tolist()
+            for tower, tower_inputs in inputs.items()
         }
     recalls = retrieval_metrics(*retrieval_ranks(images, texts, owners))
     counts = {"images": len(images), "captions": len(texts)}

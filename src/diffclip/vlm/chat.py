@@ -101,10 +101,10 @@ def answer(
         prompt(processor, question, image is not None)
         for question, image in zip(questions, images, strict=True)
     ]
-    shown = [image.convert("RGB") for image in images if image is not None]
+    rgb_images = [image.convert("RGB") for image in images if image is not None]
     with torch.inference_mode():
         inputs = processor(
-            images=shown or None,
+            images=rgb_images or None,
             text=prompts,
             padding=True,
             padding_side="left",
@@ -143,10 +143,10 @@ def encode(
     tokenizer, text = processor.tokenizer, PLAIN_TEMPLATE if is_plain else chat_template(processor)
     special = _special_tokens(processor, text)
     image = "" if conversation.image is None else processor.image_token * image_tokens(processor)
-    asked = ["" if is_plain else _escape(turn.question, special) for turn in turns]
-    asked[0] = image if is_plain else _with_image(asked[0], image)
+    questions = ["" if is_plain else _escape(turn.question, special) for turn in turns]
+    questions[0] = image if is_plain else _with_image(questions[0], image)
     messages = []
-    for question, turn in zip(asked, turns, strict=True):
+    for question, turn in zip(questions, turns, strict=True):
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": _escape(turn.answer, special)})
     written = tokenizer.apply_chat_template(

@@ -126,7 +126,7 @@ def filter_conversations(source: Path, target: Path, images: str) -> tuple[Count
     check_not_input(target, [source])
     check_writable(target)
     counts: Counter[str] = Counter()
-    fault = other = ""
+    fault = example = ""
     kept: list[str] = []
     for index, sample in enumerate(read_samples(source)):
         try:
@@ -142,16 +142,16 @@ def filter_conversations(source: Path, target: Path, images: str) -> tuple[Count
             kept.append(json.dumps(sample))
         else:
             counts["other images"] += 1
-            other = other or f"there is {printable(image)}"
+            example = example or f"there is {printable(image)}"
     if not kept:
-        found = "; ".join(filter(None, [other, fault])) or "there are no images"
+        reasons = "; ".join(filter(None, [example, fault])) or "there are no images"
         raise InputError(
-            f"no usable sample of {source} has an image in {images} ({found}): choose another --images"
+            f"no usable sample of {source} has an image in {images} ({reasons}): choose another --images"
         )
     write_text(target, "[\n" + ",\n".join(kept) + "\n]\n")
     return counts, fault
 
 
 def _name(file: str, index: int, own_id: object) -> str:
-    named = f" (id {printable(str(own_id))[:80]})" if own_id not in ("", None) else ""
-    return f"{file}, sample [{index}]{named}"
+    suffix = f" (id {printable(str(own_id))[:80]})" if own_id not in ("", None) else ""
+    return f"{file}, sample [{index}]{suffix}"

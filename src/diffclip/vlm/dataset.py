@@ -113,9 +113,9 @@ def open_conversations(json_file: str | Path, images: str | Path) -> Conversatio
 def _missing(folder: Path, names: set[str]) -> list[str]:
     """Find missing images by listing folders: on network disks far faster than half a million single look-ups."""
     parents = {os.path.dirname(name): set[str]() for name in names}
-    for parent, there in parents.items():
+    for parent, files in parents.items():
         if (folder / parent).is_dir():
-            there.update(os.listdir(folder / parent))
+            files.update(os.listdir(folder / parent))
     return sorted(name for name in names if os.path.basename(name) not in parents[os.path.dirname(name)])
 
 
@@ -126,10 +126,12 @@ def _make_index(file: Path, folder: Path) -> None:
         temporary.mkdir()
         with (temporary / "lines.jsonl").open("wb") as lines:
             for index, sample in enumerate(read_samples(file)):
-                one = parse_sample(sample, index, str(file))
-                letters = [sum(map(len, texts)) for texts in zip(*one.turns, strict=True)]
-                line = json.dumps([one.id, one.image, one.turns]).encode() + b"\n"
-                entries.append((lines.tell(), len(line), *letters, len(one.turns), one.image is not None))
+                parsed = parse_sample(sample, index, str(file))
+                letters = [sum(map(len, texts)) for texts in zip(*parsed.turns, strict=True)]
+                line = json.dumps([parsed.id, parsed.image, parsed.turns]).encode() + b"\n"
+                entries.append(
+                    (lines.tell(), len(line), *letters, len(parsed.turns), parsed.image is not None)
+                )
                 lines.write(line)
         np.save(temporary / "entries.npy", np.array(entries, dtype=np.int64))
 

@@ -83,10 +83,10 @@ def train_models(
     )
     about = (settings.questioned, _SIZE, _SEED)
     for topic in TOPICS:
-        asked = folder / "questions" / topic
+        target = folder / "questions" / topic
         make(
             f"questions about {topic}",
-            asked,
+            target,
             lambda path, progress: write_questions(path, *about, path.name, progress),
         )
     make("language model", language, lambda path, _: make_language_model(path, settings.language))
@@ -100,10 +100,10 @@ def _train_model(
     tower, talks = folder / f"{model}-s{seed}", folder / "conversations"
     train_on_scenes(tower, folder / "scenes", model, seed, say, settings.tower)
     runs = [folder / f"{tower.name}-stage{stage}" for stage in STAGES]
-    places = {"vision": tower, "language_model": folder / "language_model", "stage2.start": runs[0]}
+    paths = {"vision": tower, "language_model": folder / "language_model", "stage2.start": runs[0]}
     for stage, file in zip(STAGES, STAGE_FILES, strict=True):
-        places |= {f"stage{stage}.images": talks / "images", f"stage{stage}.json": talks / file}
-    changes = [f"{key}={json.dumps(str(place))}" for key, place in places.items()]
+        paths |= {f"stage{stage}.images": talks / "images", f"stage{stage}.json": talks / file}
+    changes = [f"{key}={json.dumps(str(path))}" for key, path in paths.items()]
     recipe = read_vlm_recipe(RECIPE, [*changes, f"seed={seed}", *settings.recipe])
     for stage, run in zip(STAGES, runs, strict=True):
         say(f"{run.name}: {'reusing' if is_finished(run) else 'training in'} {run}")

@@ -71,7 +71,7 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     with StopRequest(run) as stop:
         trainer = StageTrainer(
             run,
-            _untrained(tokenizer, settings),
+            _make_untrained(tokenizer, settings),
             lessons,
             tokenizer.pad_token_id,
             SequentialSampler(lessons),
@@ -135,7 +135,7 @@ def _often() -> dict[str, list[Any]]:
     return count_things(_scene(index)[0] for index in range(_TOKENIZER_SCENES))
 
 
-def _untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
+def _make_untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=settings.width,
@@ -174,9 +174,9 @@ class _Lessons(Dataset[dict[str, list[int]]]):
             ).input_ids
             return {"input_ids": read + learned, "labels": [IGNORED] * len(read) + learned}
         turns = yes_no_turns(specs, "colours" if is_early else dice.pick(tuple(TOPICS)), _often(), dice)
-        others = [color_turn(specs)] if is_early else [open_turn(specs, dice), open_turn(specs, dice)]
+        open_turns = [color_turn(specs)] if is_early else [open_turn(specs, dice), open_turn(specs, dice)]
         # yes/no questions are easier after answers that need the description alone; both orders are needed
-        turns = [*others, *turns] if dice.chance(0.5) else [*turns, *others]
+        turns = [*open_turns, *turns] if dice.chance(0.5) else [*turns, *open_turns]
         turns[0] = Turn(f"{describe(specs, dice)}\n{turns[0].question}", turns[0].answer)
         ids, labels = encode(Conversation("", None, tuple(turns)), self._processor, "chat", _LENGTH)
         return {"input_ids": ids, "labels": labels}

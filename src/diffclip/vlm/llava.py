@@ -100,12 +100,12 @@ def connect(
     tokenizer.add_tokens(lacking, special_tokens=True)
     model = _assemble(vision, language_model, connector, seed)
     _check_same(model, language_model)
-    before = model.config.text_config.vocab_size
-    if len(tokenizer) > before:
+    old_size = model.config.text_config.vocab_size
+    if len(tokenizer) > old_size:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         with torch.no_grad():
             for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-                layer.weight[before:] = layer.weight[:before].mean(dim=0)
+                layer.weight[old_size:] = layer.weight[:old_size].mean(dim=0)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     processor = _untyped.LlavaProcessor(
@@ -119,7 +119,7 @@ def connect(
     processor.chat_template = chat_template(processor)
     model.config.image_token_index = processor.image_token_id
     model.config.image_seq_length = (vision.config.image_size // vision.config.patch_size) ** 2
-    model.generation_config = _generation(language_model, tokenizer)
+    model.generation_config = _generation_config(language_model, tokenizer)
     return model.eval(), processor
 
 
@@ -176,10 +176,10 @@ def _check_same(model: Any, language_model: Any) -> None:
         )
 
 
-def _generation(language_model: Any, tokenizer: Any) -> Any:
+def _generation_config(language_model: Any, tokenizer: Any) -> Any:
     """Configure greedy generation to the end of a turn; drop the language model's sampling and repetition settings."""
-    own = getattr(language_model.generation_config, "eos_token_id", None)
-    ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *(own if isinstance(own, list) else [own])]
+    end = getattr(language_model.generation_config, "eos_token_id", None)
+    ends = [tokenizer.get_vocab()[CHAT_TOKENS[1]], *(end if isinstance(end, list) else [end])]
     return _untyped.GenerationConfig(
         eos_token_id=list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None)),
         pad_token_id=tokenizer.pad_token_id,

@@ -58,12 +58,14 @@ class QuestionSet:
     @property
     def digest(self) -> str:
         """A digest of the questions and of the images' names, sizes and times, for `ResultsFile.find`."""
-        asked = [one for questions in self.splits.values() for one in questions]
-        places = (
-            [Path(self.images, name) for name in sorted({one.image for one in asked})] if self.images else []
+        questions = [question for split in self.splits.values() for question in split]
+        paths = (
+            [Path(self.images, name) for name in sorted({question.image for question in questions})]
+            if self.images
+            else []
         )
-        images = [[place.name, stamp(place)] for place in places]
-        return digest_of([[one.model_dump_json() for one in asked], images])
+        images = [[path.name, stamp(path)] for path in paths]
+        return digest_of([[question.model_dump_json() for question in questions], images])
 
 
 def open_questions(
@@ -80,15 +82,15 @@ def open_questions(
         InputError: a file is missing, a line is not a question, or images are missing.
     """
     splits = {split: _read(Path(folder, _file_name(split))) for split in SPLITS}
-    place = Path(folder, QUESTION_IMAGES) if images is None else Path(images)
-    names = list(dict.fromkeys(one.image for questions in splits.values() for one in questions))
-    missing = [] if blind else [image for image in names if not (place / image).is_file()]
+    image_folder = Path(folder, QUESTION_IMAGES) if images is None else Path(images)
+    names = list(dict.fromkeys(question.image for questions in splits.values() for question in questions))
+    missing = [] if blind else [image for image in names if not (image_folder / image).is_file()]
     if missing:
         raise InputError(
-            f"{len(missing)} of the {len(names)} images of the questions are not in {place}, such as "
+            f"{len(missing)} of the {len(names)} images of the questions are not in {image_folder}, such as "
             f"{printable(missing[0])}: give their folder with --images (COCO's is val2014)"
         )
-    return QuestionSet(name or Path(folder).resolve().name, splits, None if blind else place)
+    return QuestionSet(name or Path(folder).resolve().name, splits, None if blind else image_folder)
 
 
 def _file_name(split: str) -> str:
@@ -118,43 +120,43 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     published code divides by zero. Intervals are bootstraps over images, each with all its questions. `chance` is the
     value of a model that gives the more frequent answer of the split to every question.
     """
-    asked = [one for split in SPLITS for one in questions.splits[split]]
-    places = np.repeat(range(len(SPLITS)), [len(questions.splits[split]) for split in SPLITS])
-    images = np.unique([one.image for one in asked], return_inverse=True)[1]
-    label = np.array([one.label == "yes" for one in asked], float)
-    said = np.array([read_answer(text) == "yes" for split in SPLITS for text in answers[split]], float)
-    frequent = np.array([label[places == place].mean() >= 0.5 for place in range(len(SPLITS))], float)
-    right = (label == said).astype(float)
+    items = [question for split in SPLITS for question in questions.splits[split]]
+    splits = np.repeat(range(len(SPLITS)), [len(questions.splits[split]) for split in SPLITS])
+    images = np.unique([question.image for question in items], return_inverse=True)[1]
+    label = np.array([question.label == "yes" for question in items], float)
+    predicted = np.array([read_answer(text) == "yes" for split in SPLITS for text in answers[split]], float)
+    frequent = np.array([label[splits == index].mean() >= 0.5 for index in range(len(SPLITS))], float)
+    right = (label == predicted).astype(float)
     # weighted so that the mean over all questions is the mean over the splits
-    weighted = right * (len(asked) / len(SPLITS) / np.bincount(places))[places]
+    weighted = right * (len(items) / len(SPLITS) / np.bincount(splits))[splits]
 
     def sums(said: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum v and w over the questions of each image: [images, splits, metrics, 2]."""
-        one, both = np.ones(len(label)), label * said
+        ones, both = np.ones(len(label)), label * said
         values = [label == said, both, both, 2 * both, said]
-        weights = [one, said, label, label + said, one]
+        weights = [ones, said, label, label + said, ones]
         total = np.zeros((images.max() + 1, len(SPLITS), len(METRICS), 2))
-        np.add.at(total, (images, places), np.stack([values, weights]).transpose(2, 1, 0))
+        np.add.at(total, (images, splits), np.stack([values, weights]).transpose(2, 1, 0))
         return total
 
-    own, constant = sums(said), sums(frequent[places])
-    found: dict[str, list[Score]] = {}
-    for split, chosen in [*((split, [place]) for place, split in enumerate(SPLITS)), (OVERALL, [0, 1, 2])]:
-        here = np.isin(places, chosen)
-        facts = {"split": split, "protocol": _protocol(questions, split, label[here], len(set(images[here])))}
-        found[split], outcomes = [], (weighted if split == OVERALL else right)[here]
+    model_sums, constant = sums(predicted), sums(frequent[splits])
+    scores: dict[str, list[Score]] = {}
+    for split, chosen in [*((split, [index]) for index, split in enumerate(SPLITS)), (OVERALL, [0, 1, 2])]:
+        mask = np.isin(splits, chosen)
+        facts = {"split": split, "protocol": _protocol(questions, split, label[mask], len(set(images[mask])))}
+        scores[split], outcomes = [], (weighted if split == OVERALL else right)[mask]
         for number, metric in enumerate(METRICS):
-            part = own[:, chosen, number]
+            part = model_sums[:, chosen, number]
             low, high = sums_interval(part, _ratio) if part.sum(0)[:, 1].all() else (0.0, 1.0)
             value, chance = (
                 float(_ratio(part.sum(0)[None])[0]) for part in (part, constant[:, chosen, number])
             )
             is_mean = metric == "accuracy"
-            hits, clusters = (outcomes, images[here]) if is_mean else (None, None)
-            found[split].append(
-                Score(metric, value, int(here.sum()), low, high, chance, hits, clusters, facts)
+            hits, clusters = (outcomes, images[mask]) if is_mean else (None, None)
+            scores[split].append(
+                Score(metric, value, int(mask.sum()), low, high, chance, hits, clusters, facts)
             )
-    return found
+    return scores
 
 
 def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:

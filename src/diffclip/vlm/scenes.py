@@ -77,8 +77,8 @@ def write_conversations(
         dice = Dice(stream("questions", "train", seed, index))
         for number in range(talks):
             samples[1].append(_sample(f"talk-{index}-{number}", index, _talk(specs, captions, often, dice)))
-    for name, own in zip(STAGE_FILES, samples, strict=True):
-        write_text(folder / name, json.dumps(own))
+    for name, stage_samples in zip(STAGE_FILES, samples, strict=True):
+        write_text(folder / name, json.dumps(stage_samples))
 
 
 def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]], dice: Dice) -> list[Turn]:
@@ -87,17 +87,17 @@ def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]],
     A "no" question asks for an absent thing, chosen as in one of POPE's three splits; `often` is from `count_things`.
     """
     present_in, absent_from, ask = TOPICS[topic]
-    left = dice.shuffle(present_in(specs))
-    here = list(left)
+    unasked = dice.shuffle(present_in(specs))
+    present = list(unasked)
     turns: list[Turn] = []
-    asked: list[Any] = []
-    for _ in here:
+    denied: list[Any] = []
+    for _ in present:
         if dice.chance(0.5):
-            turns.append(Turn(ask(left.pop()), "yes"))
+            turns.append(Turn(ask(unasked.pop()), "yes"))
         else:
-            absent = absent_from(here, dice.pick(NEGATIVES), often[topic], dice)
-            asked.append(dice.pick([one for one in absent if one not in asked][:EACH]))
-            turns.append(Turn(ask(asked[-1]), "no"))
+            absent = absent_from(present, dice.pick(NEGATIVES), often[topic], dice)
+            denied.append(dice.pick([thing for thing in absent if thing not in denied][:EACH]))
+            turns.append(Turn(ask(denied[-1]), "no"))
     return turns
 
 
@@ -109,16 +109,16 @@ def color_turn(specs: Sequence[Spec]) -> Turn:
 def open_turn(specs: Sequence[Spec], dice: Dice) -> Turn:
     """Ask a question whose answer is more than yes or no."""
     spec = dice.pick(specs)
-    ask = dice.pick(("colours", "shapes", "color", "what", "number"))
-    if ask == "colours":
+    topic = dice.pick(("colours", "shapes", "color", "what", "number"))
+    if topic == "colours":
         return color_turn(specs)
-    if ask == "shapes":
-        return Turn("Which shapes are in the picture?", _listed(SHAPES, {other.shape for other in specs}))
-    if ask == "color":
-        colors = {other.color for other in specs if other.shape == spec.shape}
+    if topic == "shapes":
+        return Turn("Which shapes are in the picture?", _listed(SHAPES, {thing.shape for thing in specs}))
+    if topic == "color":
+        colors = {thing.color for thing in specs if thing.shape == spec.shape}
         return Turn(f"What colour is the {spec.shape}?", _listed(COLORS, colors))
-    if ask == "what":
-        shapes = {other.shape for other in specs if other.color == spec.color}
+    if topic == "what":
+        shapes = {thing.shape for thing in specs if thing.color == spec.color}
         return Turn(
             f"What is {spec.color}?", join([with_article(shape) for shape in SHAPES if shape in shapes])
         )
@@ -166,6 +166,6 @@ def _talk(
 def _sample(name: str, index: int, turns: list[Turn]) -> dict[str, Any]:
     messages: list[dict[str, str]] = []
     for question, answer in turns:
-        asked = question if messages else f"{IMAGE}\n{question}"
-        messages += [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
+        text = question if messages else f"{IMAGE}\n{question}"
+        messages += [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]
     return {"id": name, "image": _image_path(index), "conversations": messages}

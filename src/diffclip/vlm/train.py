@@ -65,7 +65,7 @@ def train_stage(
     is_first = os.environ.get("RANK", "0") == "0"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bf16 = native_precision(recipe.precision, device) == "bf16"
-    with ExitStack() as held, StopRequest(run) as stop:
+    with ExitStack() as stack, StopRequest(run) as stop:
         try:
             check_run(recipe, run, resume)
             if is_finished(run):
@@ -81,7 +81,7 @@ def train_stage(
             error.shared = True  # every process raises it
             raise
         if is_first:
-            held.enter_context(claim_run(recipe, run, conversations.digest))
+            stack.enter_context(claim_run(recipe, run, conversations.digest))
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
@@ -137,26 +137,26 @@ def checkpoints(run: Path) -> list[Path]:
 def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     """Check, without writing anything, that a run of `recipe` (with one stage) may start or continue in `run`."""
     with disk_errors(run):
-        found = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
-    if not resume or RECIPE_FILE not in found:
+        names = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
+    if not resume or RECIPE_FILE not in names:
         if not resume and (is_finished(run) or checkpoints(run)):
             raise InputError(
                 f"{run} holds a run already: add --resume to go on with it, or choose another --run"
             )
         # a run that stopped before its first checkpoint leaves these files
-        others = {name for name in found if not name.startswith("checkpoint-")}
-        if others - {RECIPE_FILE, METRICS_FILE, _SAMPLES_FILE} or (found and RECIPE_FILE not in found):
+        files = {name for name in names if not name.startswith("checkpoint-")}
+        if files - {RECIPE_FILE, METRICS_FILE, _SAMPLES_FILE} or (names and RECIPE_FILE not in names):
             raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
         return
     started = read_vlm_recipe(run / RECIPE_FILE)
     if (started.stage1 is None) != (recipe.stage1 is None):
         stage = 1 if started.stage1 is not None else 2
         raise InputError(f"{run} holds a run of stage {stage}: give --stage {stage}, or choose another --run")
-    before = _deciding(started)
-    for key, value in _deciding(recipe).items():
-        if before[key] != value:
+    old_settings = _fixed_settings(started)
+    for key, value in _fixed_settings(recipe).items():
+        if old_settings[key] != value:
             raise InputError(
-                f"{run} was started with {key}={before[key]}, not {value}: resume with the same recipe"
+                f"{run} was started with {key}={old_settings[key]}, not {value}: resume with the same recipe"
             )
 
 
@@ -169,12 +169,12 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
     with disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
-    file, whole = run / _SAMPLES_FILE, checkpoints(run)
+    file, complete = run / _SAMPLES_FILE, checkpoints(run)
     # remove checkpoints that were not written to the end: training may not save at that step again
     for folder in run.glob("checkpoint-*"):
-        if folder.name.partition("-")[2].isdecimal() and folder not in whole:
+        if folder.name.partition("-")[2].isdecimal() and folder not in complete:
             shutil.rmtree(folder)
-    if not whole:
+    if not complete:
         write_text(run / RECIPE_FILE, recipe.to_yaml())
         write_text(file, samples)
     elif file.is_file() and file.read_text() != samples:
@@ -182,11 +182,11 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
     return lock
 
 
-def _deciding(recipe: VLMRecipe) -> dict[str, Any]:
+def _fixed_settings(recipe: VLMRecipe) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in recipe.model_dump(mode="json", by_alias=True).items():
         if isinstance(value, dict):
-            flat |= {f"{key}.{inner}": own for inner, own in value.items() if inner not in _FREE_STAGE_KEYS}
+            flat |= {f"{key}.{inner}": item for inner, item in value.items() if inner not in _FREE_STAGE_KEYS}
         elif key not in _FREE_KEYS:
             flat[key] = value
     return flat
@@ -243,10 +243,10 @@ class StageTrainer(Trainer):
 
     def fit(self, resume: bool) -> None:
         """Train to the end, from the last checkpoint of the run if `resume` is set."""
-        found = checkpoints(self._run) if resume else []
+        folders = checkpoints(self._run) if resume else []
         with disk_errors(self._run):
             try:
-                self.train(resume_from_checkpoint=str(found[-1]) if found else None)
+                self.train(resume_from_checkpoint=str(folders[-1]) if folders else None)
             except InputError as error:
                 # the DataLoader puts a worker's traceback before the message when it raises the worker's error again
                 raise InputError(str(error).rstrip().rpartition("InputError: ")[2]) from error
@@ -303,10 +303,10 @@ class Reporter(TrainerCallback):
             self._order.set_epoch(int(state.epoch))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        asked = torch.tensor(int(bool(self._stop.asked)), device=args.device)
+        stops = torch.tensor(int(bool(self._stop.asked)), device=args.device)
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(asked)
-        if asked:
+            torch.distributed.all_reduce(stops)
+        if stops:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -329,7 +329,7 @@ class Reporter(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._add(step)
-        rate, left = (one or 0.0 for one in pace(self._ended, state.max_steps))
+        rate, remaining = (value or 0.0 for value in pace(self._ended, state.max_steps))
         record = {
             "step": step,
             "epoch": state.epoch,
@@ -339,7 +339,7 @@ class Reporter(TrainerCallback):
             "grad_norm": logs.get("grad_norm"),
             "samples_per_second": round(rate, 2),
             "time": round(time.time(), 3),
-            "seconds_left": round(left, 1),
+            "seconds_left": round(remaining, 1),
         }
         with disk_errors(self._run / METRICS_FILE), (self._run / METRICS_FILE).open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -347,7 +347,7 @@ class Reporter(TrainerCallback):
             self._last_line = time.monotonic()
             print(
                 f"{self._run}: step {step}/{state.max_steps}  loss {logs['loss']:.3f}  {rate:,.1f} samples/s  "
-                f"{duration(left)} left",
+                f"{duration(remaining)} left",
                 file=sys.stderr,
             )
 
@@ -363,8 +363,8 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
         return connect(vision, language_model, tokenizer, image_processor, recipe.connector, recipe.seed)
     if part.start is None:
         raise InputError("stage2.start is missing: give the run of stage 1, stage2.start=FOLDER")
-    before = Path(part.start) / RECIPE_FILE
-    started = read_vlm_recipe(before) if before.is_file() else recipe
+    recipe_file = Path(part.start) / RECIPE_FILE
+    started = read_vlm_recipe(recipe_file) if recipe_file.is_file() else recipe
     model, processor = load_vlm(part.start)
     parts = {"connector": connector_of(model.config), "vision": started.vision}
     for key, was in (parts | {"language_model": started.language_model}).items():
@@ -387,9 +387,9 @@ def _reach_all_weights(model: Any) -> None:
     def add_image(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if kwargs.get("pixel_values") is not None or kwargs.get("input_ids") is None:
             return None
-        words = module.get_input_embeddings()(kwargs["input_ids"])
-        empty = torch.zeros(1, channels, size, size, device=words.device, dtype=module.dtype)
+        embeddings = module.get_input_embeddings()(kwargs["input_ids"])
+        empty = torch.zeros(1, channels, size, size, device=embeddings.device, dtype=module.dtype)
         features = module.get_image_features(pixel_values=empty, return_dict=True).pooler_output[0]
-        return args, kwargs | {"input_ids": None, "inputs_embeds": words + 0.0 * features.sum()}
+        return args, kwargs | {"input_ids": None, "inputs_embeds": embeddings + 0.0 * features.sum()}
 
     model.model.register_forward_pre_hook(add_image, with_kwargs=True)

@@ -26,8 +26,8 @@ class SearchedFolder:
         find_images([folder])
         # `look` records attention in the layers of its model, so each index gets its own copy of the model
         self._indexes = {
-            one.name: ImageIndex(folder, replace(one.loaded, model=copy.deepcopy(one.loaded.model)))
-            for one in models
+            model.name: ImageIndex(folder, replace(model.loaded, model=copy.deepcopy(model.loaded.model)))
+            for model in models
         }
         self.folder = folder.resolve()
         self.updating = True

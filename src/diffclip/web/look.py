@@ -98,10 +98,10 @@ def look(
     device = model.logit_scale.device
     images = loaded.preprocess(image)[None].to(device)
     features = embed_texts(model, loaded.tokenizer, texts)
-    with recording(model, "visual") as seen:
+    with recording(model, "visual") as layer_maps:
         encoded = model.encode_image(images, normalize=True)
-        last = seen[-1]
-        rows = {"rollout": rollout(seen)[0, 0], "attention": last.combined[0].mean(0)[0]}
+        last = layer_maps[-1]
+        rows = {"rollout": rollout(layer_maps)[0, 0], "attention": last.combined[0].mean(0)[0]}
         if last.second is not None:
             rows |= {"A1": last.first[0].mean(0)[0], "A2": last.second[0].mean(0)[0]}
         cosines = (encoded.float() @ features.clone().T)[0]
@@ -111,25 +111,25 @@ def look(
         raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
 
     side = relevances["relevance"].shape[-1]
-    looks = patch_part(last.combined[0].mean(0))[-side * side :]
+    patch_rows = patch_part(last.combined[0].mean(0))[-side * side :]
     with torch.no_grad():
         patches = model.encode_patches(images, normalize=True, readout="last-values")[0].float()
-        near = (features @ patches.T).view(1, len(texts), side, side)
-        segments = F.interpolate(near, (EDGE, EDGE), mode="bilinear")[0].argmax(0)
+        similarity = (features @ patches.T).view(1, len(texts), side, side)
+        segments = F.interpolate(similarity, (EDGE, EDGE), mode="bilinear")[0].argmax(0)
     covered: dict[int | None, Tensor | None] = {
         index: coverage(masks[text], loaded.preprocess, side)
         for index, text in enumerate(texts)
         if masks and text in masks
     }
     maps: dict[tuple[str, int | None], Map] = {}
-    for name, found in relevances.items():
+    for name, relevance in relevances.items():
         for index in range(len(texts)):
-            maps[name, index] = _map(found[0, index].flatten(), covered.get(index), {})
+            maps[name, index] = _measure_map(relevance[0, index].flatten(), covered.get(index), {})
     for name, row in rows.items():
-        own = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
+        row_numbers = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
         # a map that does not depend on the text is measured with each text's object
-        for place in (None, *covered):
-            maps[name, place] = _map(patch_part(row), covered.get(place), own)
+        for text_index in (None, *covered):
+            maps[name, text_index] = _measure_map(patch_part(row), covered.get(text_index), row_numbers)
     return Look(
         cosines.tolist(),
         probabilities.tolist(),
@@ -137,7 +137,7 @@ def look(
         {tower: values.tolist() for tower, values in model.lambdas().items()},
         f"{model.config.vision.attention}, {model.config.text.attention}",
         segments.cpu().numpy(),
-        as_patches(looks).float().cpu().numpy(),
+        as_patches(patch_rows).float().cpu().numpy(),
     )
 
 
@@ -145,11 +145,11 @@ def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) 
     """Compute the share of each patch that the object covers, [side²] in row order; None if the model's crop
     shows nothing of the object, or nothing else."""
     box = crop_box(mask.shape[::-1], preprocess.image_size, preprocess.resize)
-    parts = torch.from_numpy(share_of_patches(mask, box, side)).float().flatten()
-    return parts if 0 < float(parts.mean()) < 1 else None
+    shares = torch.from_numpy(share_of_patches(mask, box, side)).float().flatten()
+    return shares if 0 < float(shares.mean()) < 1 else None
 
 
-def _map(values: Tensor, covered: Tensor | None, own: dict[str, float]) -> Map:
+def _measure_map(values: Tensor, covered: Tensor | None, own: dict[str, float]) -> Map:
     values = values.detach().float().cpu()
     numbers: dict[str, Tensor] = {}
     if values.any():

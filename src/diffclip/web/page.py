@@ -31,11 +31,11 @@ _OPACITY, _TOP, _THUMBNAIL, _IMAGE_EDGE = 60, (12, 48), 96, 480
 
 _SCENES = (22, 4, 17, 30, 43, 47, 25, 6)
 """Scenes of the test split, which no recipe trains on: each has two objects or more; all seven backgrounds occur."""
-_SCENE_SIZE, _ABSENT = 256, 2
+_SCENE_SIZE, _ABSENT_TEXTS = 256, 2
 
-_HERE = Path(__file__).parent
-STYLE = (_HERE / "style.css").read_text(encoding="utf-8")
-SCRIPT = (_HERE / "page.js").read_text(encoding="utf-8")
+_FOLDER = Path(__file__).parent
+STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
+SCRIPT = (_FOLDER / "page.js").read_text(encoding="utf-8")
 _SHOW = "(text, method, opacity) => window.diffclipShow(text, method, opacity)"
 # one request computes at a time, because threads must not share a model
 _COMPUTED: dict[str, Any] = {
@@ -68,7 +68,7 @@ def shown_scenes() -> list[ShownScene]:
             masks[text] = masks.get(text, False) | thing.mask
         colors = [name for name in COLORS if name not in {thing.color for thing in scene.objects}]
         shapes = [name for name in SHAPES if name not in {thing.shape for thing in scene.objects}]
-        absent = [with_article(f"{colors[k]} {shapes[k]}") for k in range(_ABSENT)]
+        absent = [with_article(f"{colors[k]} {shapes[k]}") for k in range(_ABSENT_TEXTS)]
         name = f"{', '.join(text.partition(' ')[2] for text in masks)} on {scene.background}"
         scenes.append(ShownScene(name, Image.fromarray(scene.image), [*masks, *absent], masks))
     return scenes
@@ -77,15 +77,15 @@ def shown_scenes() -> list[ShownScene]:
 def build(models: Sequence[Shown], folder: SearchedFolder | None) -> gr.Blocks:
     """Build the page of one or two models with its events."""
     with gr.Blocks(title="DiffCLIP · explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        names = " and ".join(shown.name for shown in models)
+        names = " and ".join(model.name for model in models)
         gr.HTML(
             f'<header class="dc-head"><h1>Where does it look?</h1><p>{escape(names)}: which text fits an image, which '
             "patches speak for it, and how far the attention spreads.</p></header>"
         )
         with gr.Tab("See"):
-            image = _see(models)
+            image = _make_see_tab(models)
         with gr.Tab("Search"):
-            status = _search([shown.name for shown in models], folder)
+            status = _make_search_tab([model.name for model in models], folder)
         # set on load: an initial value would be a file, and gradio removes files after a while (`delete_cache`)
         page.load(lambda: shown_scenes()[0].image, None, image, **_QUICK)
         if folder is not None:
@@ -112,9 +112,9 @@ def parse_texts(lines: str) -> list[str]:
     return texts
 
 
-def _see(models: Sequence[Shown]) -> gr.Image:
+def _make_see_tab(models: Sequence[Shown]) -> gr.Image:
     scenes = shown_scenes()
-    first = "\n".join(scenes[0].texts)
+    first_texts = "\n".join(scenes[0].texts)
     thumbs = "".join(
         f"#dc-scenes label:nth-child({number})"
         f"{{background-image:url({image_uri(scene.image.resize((_THUMBNAIL, _THUMBNAIL)))})}}"
@@ -123,16 +123,16 @@ def _see(models: Sequence[Shown]) -> gr.Image:
     with gr.Row(elem_classes="dc-inputs"):
         with gr.Column(min_width=300):
             label = f"Image, up to {MAX_MEGABYTES} MB and {MAX_PIXELS // 10**6} megapixels"
-            image = _upload(label, "dc-upload", 300)
+            image = _make_image_field(label, "dc-upload", 300)
         with gr.Column(min_width=300):
             gr.HTML(f"<style>{thumbs}</style>", elem_classes="dc-nothing")
             choices = [(scene.name, number) for number, scene in enumerate(scenes)]
             scene = gr.Radio(choices, value=0, label="Or a built-in scene", elem_id="dc-scenes")
             label = f"Texts, one per line, up to {MAX_TEXTS} (Shift+Enter looks)"
-            texts = gr.Textbox(first, label=label, lines=5, max_lines=8, elem_id="dc-texts")
+            texts = gr.Textbox(first_texts, label=label, lines=5, max_lines=8, elem_id="dc-texts")
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
     notice = gr.HTML(elem_id="dc-told")
-    has_pairs = any(shown.loaded.model.config.vision.attention.startswith("differential") for shown in models)
+    has_pairs = any(model.loaded.model.config.vision.attention.startswith("differential") for model in models)
     maps = [(title, name) for name, title in METHODS.items() if has_pairs or name not in PAIR_MAPS]
     with gr.Row(elem_classes="dc-controls"):
         method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
@@ -140,39 +140,43 @@ def _see(models: Sequence[Shown]) -> gr.Image:
         opacity = gr.Slider(0, 100, _OPACITY, step=1, label=label, min_width=320, elem_id="dc-opacity")
 
     def see(path: str | None, number: int | None, lines: str, method: str, opacity: float) -> tuple[Any, ...]:
-        asked = parse_texts(lines)
+        texts = parse_texts(lines)
         chosen = None if number is None else scenes[number]
-        given, masks = (chosen.image, chosen.masks) if chosen else (_read(path), {})
-        edge = min(_IMAGE_EDGE, max(32, min(given.size)))
-        seen = [
-            (one, look(one.loaded, given, asked, masks), visible_part(given, one.loaded.preprocess, edge))
-            for one in models
+        image, masks = (chosen.image, chosen.masks) if chosen else (_read_upload(path), {})
+        edge = min(_IMAGE_EDGE, max(32, min(image.size)))
+        looks = [
+            (
+                model,
+                look(model.loaded, image, texts, masks),
+                visible_part(image, model.loaded.preprocess, edge),
+            )
+            for model in models
         ]
-        html = results(seen, asked, method, opacity / 100, chosen is not None)
-        return "", html, gr.update(choices=[(text, place) for place, text in enumerate(asked)], value=0)
+        html = results(looks, texts, method, opacity / 100, chosen is not None)
+        return "", html, gr.update(choices=[(text, index) for index, text in enumerate(texts)], value=0)
 
     run = _with_notice(see, 3)
-    asked = [(text, place) for place, text in enumerate(scenes[0].texts)]
-    choice = gr.Radio(asked, value=0, label="Text that the map is for", elem_id="dc-choice")
-    shown = gr.HTML(run(None, 0, first, "relevance", _OPACITY)[1], elem_id="dc-results")
+    text_choices = [(text, index) for index, text in enumerate(scenes[0].texts)]
+    choice = gr.Radio(text_choices, value=0, label="Text that the map is for", elem_id="dc-choice")
+    cards = gr.HTML(run(None, 0, first_texts, "relevance", _OPACITY)[1], elem_id="dc-results")
 
-    inputs, outputs = [image, scene, texts, method, opacity], [notice, shown, choice]
-    visible = [choice, method, opacity]
+    inputs, outputs = [image, scene, texts, method, opacity], [notice, cards, choice]
+    controls = [choice, method, opacity]
 
     def take(number: int) -> tuple[Image.Image, str]:
         return scenes[number].image, "\n".join(scenes[number].texts)
 
-    image.clear(lambda: (None, "", ""), None, [scene, notice, shown], **_QUICK)
+    image.clear(lambda: (None, "", ""), None, [scene, notice, cards], **_QUICK)
     chosen_scene = scene.input(take, scene, [image, texts], **_QUICK)
     uploaded = image.upload(lambda: None, None, scene, **_QUICK)
     for event in (chosen_scene.then, uploaded.then, button.click, texts.submit):
-        event(run, inputs, outputs, **_COMPUTED).then(None, visible, None, js=_SHOW)
-    for control in visible:
-        control.change(None, visible, None, js=_SHOW)
+        event(run, inputs, outputs, **_COMPUTED).then(None, controls, None, js=_SHOW)
+    for control in controls:
+        control.change(None, controls, None, js=_SHOW)
     return image
 
 
-def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
+def _make_search_tab(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
     """Make the search tab, and return its line about the indexes."""
     if folder is None:
         hint = "Start the page with --folder IMAGES to search a folder by text or image."
@@ -185,31 +189,31 @@ def _search(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
             top = gr.Slider(1, _TOP[1], _TOP[0], step=1, label="How many", elem_id="dc-top")
             button = gr.Button("Search", variant="primary", elem_id="dc-search")
         with gr.Column(min_width=300):
-            example = _upload("Or an image like those to find", "dc-example", 240)
+            example = _make_image_field("Or an image like those to find", "dc-example", 240)
     status = gr.HTML(elem_id="dc-status")
     notice = gr.HTML(elem_id="dc-found")
-    found = gr.HTML(elem_id="dc-gallery")
+    hit_list = gr.HTML(elem_id="dc-gallery")
     timer = gr.Timer(2.0)
 
     def search(text: str, path: str | None, model: str, top: int) -> tuple[str, str]:
         if path and text.strip():
             raise InputError("there is a text and an image: clear one of them")
-        hits = folder.search(model, _read(path) if path else parse_texts(text)[0], int(top))
+        hits = folder.search(model, _read_upload(path) if path else parse_texts(text)[0], int(top))
         if not hits:
             raise InputError("no image is indexed yet: see the line above, or try again in a moment")
-        more = " among the images indexed so far" if folder.updating else ""
-        return message(f"The nearest{more}, by {model}", bad=False), gallery(hits)
+        scope = " among the images indexed so far" if folder.updating else ""
+        return message(f"The nearest{scope}, by {model}", bad=False), gallery(hits)
 
     run = _with_notice(search, 2)
-    how, outputs = [model, top], [notice, found]
-    button.click(run, [query, example, *how], outputs, **_COMPUTED)
-    query.submit(lambda text, *how: run(text, None, *how), [query, *how], outputs, **_COMPUTED)
-    example.upload(lambda path, *how: run("", path, *how), [example, *how], outputs, **_COMPUTED)
+    settings, outputs = [model, top], [notice, hit_list]
+    button.click(run, [query, example, *settings], outputs, **_COMPUTED)
+    query.submit(lambda text, *how: run(text, None, *how), [query, *settings], outputs, **_COMPUTED)
+    example.upload(lambda path, *how: run("", path, *how), [example, *settings], outputs, **_COMPUTED)
     timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
     return status
 
 
-def _upload(label: str, name: str, height: int) -> gr.Image:
+def _make_image_field(label: str, name: str, height: int) -> gr.Image:
     """Make a field for an image; its value is the path of the uploaded file, which gradio does not decode."""
     field = gr.Image(
         label=label, type="filepath", sources=["upload", "clipboard"], buttons=[], height=height, elem_id=name
@@ -218,7 +222,7 @@ def _upload(label: str, name: str, height: int) -> gr.Image:
     return field
 
 
-def _read(path: str | None) -> Image.Image:
+def _read_upload(path: str | None) -> Image.Image:
     if not path:
         raise InputError("no image yet: drop one, or choose a scene")
     return read_image(path, Path(path).name, MAX_PIXELS)

@@ -58,16 +58,16 @@ def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[Shown]:
     """Give each model of the pairs (source, model) a name and a color of its own."""
     names = [printable(Path(source).name or source) for source, _ in models]
     if len(set(names)) < len(names):
-        names = [f"{printable(source)} ({place})" for place, (source, _) in enumerate(models, 1)]
-    shown: list[Shown] = []
-    others = iter(OTHERS)
+        names = [f"{printable(source)} ({number})" for number, (source, _) in enumerate(models, 1)]
+    page_models: list[Shown] = []
+    spare_colors = iter(OTHERS)
     for name, (source, loaded) in zip(names, models, strict=True):
         color = COLORS.get(variant_of(loaded.model.config))
-        if color is None or any(other.color == color for other in shown):
-            color = next(others)
-        where = "random weights" if loaded.weights == RANDOM else source
-        shown.append(Shown(name, printable(f"{loaded.label} · {where}"), color, loaded))
-    return shown
+        if color is None or any(model.color == color for model in page_models):
+            color = next(spare_colors)
+        origin = "random weights" if loaded.weights == RANDOM else source
+        page_models.append(Shown(name, printable(f"{loaded.label} · {origin}"), color, loaded))
+    return page_models
 
 
 def results(
@@ -90,20 +90,20 @@ def results(
     all_texts: list[int | None] = list(range(len(texts)))
     scales = {
         name: scale_of(
-            [found.values for _, look, _ in seen for (kind, _), found in look.maps.items() if kind == name],
+            [entry.values for _, look, _ in seen for (kind, _), entry in look.maps.items() if kind == name],
             RELEVANCE_FLOOR if name == "relevance" else 0.0,
         )
         for name in METHODS
         if name not in (_SEGMENTATION, _PATCH)
     }
-    of_patches = scale_of([look.patches for _, look, _ in seen])
+    patch_scale = scale_of([look.patches for _, look, _ in seen])
     text_colors = _text_colors(len(texts))
     cards = [
         {
             "shown": shown,
             "image": image_uri(image),
             "layers": [
-                _layer(look, name, text, texts, scales[name]) | _where(name, text, method)
+                _layer(look, name, text, texts, scales[name]) | _visibility(name, text, method)
                 for name in scales
                 for text in (all_texts if name in OF_TEXTS else [None])
             ]
@@ -112,16 +112,16 @@ def results(
                     "uri": _png_uri(text_colors[look.segments]),
                     "alt": "The nearest text of each place, by color",
                 }
-                | _where(_SEGMENTATION, None, method)
+                | _visibility(_SEGMENTATION, None, method)
             ],
-            "atlas": _atlas(look, of_patches) | _where(_PATCH, None, method),
+            "atlas": _atlas(look, patch_scale) | _visibility(_PATCH, None, method),
             "numbers": [
-                {"terms": _terms(found)} | _where(name, text, method)
+                {"terms": _terms(heatmap)} | _visibility(name, text, method)
                 for name in METHODS
                 for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
-                if (found := look.find(name, text))
+                if (heatmap := look.find(name, text))
             ],
-            "segments": _where(_SEGMENTATION, None, method)
+            "segments": _visibility(_SEGMENTATION, None, method)
             | {"shares": np.bincount(look.segments.ravel(), minlength=len(texts)) / look.segments.size},
             "texts": [
                 (text, share, f"{cosine:.3f}".replace("-", "−"))
@@ -133,7 +133,8 @@ def results(
         for shown, look, image in seen
     ]
     legends = [
-        _legend(scale) | _where(name, None, method) for name, scale in (scales | {_PATCH: of_patches}).items()
+        _legend(scale) | _visibility(name, None, method)
+        for name, scale in (scales | {_PATCH: patch_scale}).items()
     ]
     colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
     return _TEMPLATE.render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
@@ -155,8 +156,8 @@ def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
 
 def message(text: str, bad: bool = True) -> str:
     """Make a line for the visitor: an error if `bad`, else a status."""
-    kind = 'dc-message dc-bad" role="alert' if bad else 'dc-message" role="status'
-    return f'<p class="{kind}">{escape(printable(text))}</p>'
+    attributes = 'dc-message dc-bad" role="alert' if bad else 'dc-message" role="status'
+    return f'<p class="{attributes}">{escape(printable(text))}</p>'
 
 
 def image_uri(image: Image.Image, kind: str = "webp") -> str:
@@ -171,14 +172,14 @@ def _png_uri(pixels: NDArray[np.uint8]) -> str:
 
 
 def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scale: Scale) -> dict[str, Any]:
-    found = look.maps.get((method, text))
-    if found is None:
+    heatmap = look.maps.get((method, text))
+    if heatmap is None:
         return {"uri": None, "alt": f"This model has one map per head: there is no {method}."}
-    if not found.values.any():
-        nothing = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
-        return {"uri": None, "alt": nothing}
-    of = "" if text is None else f" for “{texts[text]}”"
-    return {"uri": _png_uri(scale.drawn(found.values, EDGE)), "alt": f"{METHODS[method]}{of}"}
+    if not heatmap.values.any():
+        reason = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
+        return {"uri": None, "alt": reason}
+    suffix = "" if text is None else f" for “{texts[text]}”"
+    return {"uri": _png_uri(scale.drawn(heatmap.values, EDGE)), "alt": f"{METHODS[method]}{suffix}"}
 
 
 def _atlas(look: Look, scale: Scale) -> dict[str, Any]:
@@ -191,8 +192,8 @@ def _atlas(look: Look, scale: Scale) -> dict[str, Any]:
 def _text_colors(texts: int) -> NDArray[np.uint8]:
     """Choose one color per text, [texts, 3]."""
     colors = colormaps["tab10"](range(texts)) if texts <= 10 else colormaps["hsv"](np.arange(texts) / texts)
-    whole: NDArray[np.uint8] = (255 * colors[:, :3]).round().astype(np.uint8)
-    return whole
+    rgb: NDArray[np.uint8] = (255 * colors[:, :3]).round().astype(np.uint8)
+    return rgb
 
 
 def _legend(scale: Scale) -> dict[str, Any]:
@@ -217,6 +218,6 @@ def _terms(found: Map) -> list[tuple[str, str, str]]:
     return terms
 
 
-def _where(method: str, text: int | None, chosen: str) -> dict[str, Any]:
+def _visibility(method: str, text: int | None, chosen: str) -> dict[str, Any]:
     """Say for which choice a part of the page is visible, and if it is visible at first."""
     return {"method": method, "text": text, "visible": method == chosen and text in (0, None)}

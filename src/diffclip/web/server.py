@@ -31,10 +31,10 @@ def pick_port(host: str, port: int) -> int:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind((host, port))
-            return int(tried.getsockname()[1])
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
     except OSError as error:
         raise InputError(
             f"cannot listen at --host {host} --port {port} ({error.strerror}): choose another --port, and as --host "
@@ -83,11 +83,11 @@ def served(
         from diffclip.web.page import MAX_MEGABYTES, SCRIPT, STYLE, build
         from diffclip.web.results import shown_models
 
-        shown = shown_models(models)
-        searched = SearchedFolder(folder, shown) if folder else None
+        page_models = shown_models(models)
+        searched = SearchedFolder(folder, page_models) if folder else None
         fonts = [gr.themes.Font(name) for name in ("system-ui", "-apple-system", "Segoe UI", "sans-serif")]
         mono = [gr.themes.Font(name) for name in ("ui-monospace", "Menlo", "monospace")]
-        page = build(shown, searched)
+        page = build(page_models, searched)
         has_screen = sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
         if searched:
             searched.start()

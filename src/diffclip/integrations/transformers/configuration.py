@@ -116,9 +116,9 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
     def __post_init__(self, **rest: Any) -> None:
         for name, kind in self.sub_configs.items():
-            given = getattr(self, name)
-            if not isinstance(given, kind):
-                setattr(self, name, kind(**(given or {"projection_dim": self.projection_dim})))
+            tower = getattr(self, name)
+            if not isinstance(tower, kind):
+                setattr(self, name, kind(**(tower or {"projection_dim": self.projection_dim})))
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
 
     def core(self) -> CLIPConfig:

@@ -63,22 +63,22 @@ _LIGATURES = {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl"}
 
 def from_diffclip(model: CLIP) -> DiffCLIPModel:
     """Copy `model` for transformers; the copy has the same device, dtype and mode."""
-    return _filled(DiffCLIPModel, DiffCLIPConfig.of(model.config), model)
+    return _copy_model(DiffCLIPModel, DiffCLIPConfig.of(model.config), model)
 
 
 def vision_from_diffclip(model: CLIP) -> DiffCLIPVisionModel:
     """Copy the vision tower of `model` for transformers; the copy has the same device, dtype and mode."""
-    return _filled(DiffCLIPVisionModel, DiffCLIPVisionConfig.of(model.config), model)
+    return _copy_model(DiffCLIPVisionModel, DiffCLIPVisionConfig.of(model.config), model)
 
 
-def _filled(kind: type[Made], config: Any, model: CLIP) -> Made:
+def _copy_model(kind: type[Made], config: Any, model: CLIP) -> Made:
     with torch.device("meta"):  # no random values: the copies replace them at once
-        made = kind(config)
+        copy = kind(config)
     ours = model.state_dict()
-    state = {name: _copied(name, ours[core_name(name)]) for name in made.state_dict()}
-    made.load_state_dict(state, assign=True)
-    made.train(model.training)
-    return made
+    state = {name: _copy_parameter(name, ours[core_name(name)]) for name in copy.state_dict()}
+    copy.load_state_dict(state, assign=True)
+    copy.train(model.training)
+    return copy
 
 
 def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None) -> CLIP:
@@ -96,13 +96,13 @@ def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None
     if preprocess is not None:
         config.preprocess = preprocess
     with torch.device("meta"):
-        made = CLIP(config, seed=0)
-    state = {core_name(name): _copied(name, value) for name, value in model.state_dict().items()}
-    made.load_state_dict(state, assign=True)
-    return made.train(model.training)
+        copy = CLIP(config, seed=0)
+    state = {core_name(name): _copy_parameter(name, value) for name, value in model.state_dict().items()}
+    copy.load_state_dict(state, assign=True)
+    return copy.train(model.training)
 
 
-def _copied(name: str, value: Tensor) -> Tensor:
+def _copy_parameter(name: str, value: Tensor) -> Tensor:
     """Copy a parameter (`name` in transformers); transpose projections, which the core stores transposed."""
     return (value.T if name in PROJECTIONS else value).clone(memory_format=torch.contiguous_format)
 
@@ -162,12 +162,12 @@ def _backend() -> Any:
     from tokenizers.models import BPE
 
     bpe = SimpleTokenizer()
-    vocabulary = {_renamed(token): number for token, number in bpe.encoder.items()}
-    merges = [(_renamed(first), _renamed(second)) for first, second in bpe.bpe_ranks]
-    made = Tokenizer(BPE(vocabulary, merges, end_of_word_suffix="</w>", byte_fallback=True))
+    vocabulary = {_rename_token(token): number for token, number in bpe.encoder.items()}
+    merges = [(_rename_token(first), _rename_token(second)) for first, second in bpe.bpe_ranks]
+    tokenizer = Tokenizer(BPE(vocabulary, merges, end_of_word_suffix="</w>", byte_fallback=True))
     # an entity may be escaped twice (`&amp;lt;`), so there are two rounds; the ampersand is last in each
     entities = 2 * [*_ENTITIES.items(), ("&amp;", "&")]
-    made.normalizer = normalizers.Sequence(
+    tokenizer.normalizer = normalizers.Sequence(
         [
             *(normalizers.Replace(written, meant) for written, meant in entities),
             *(normalizers.Replace(written, meant) for written, meant in _LIGATURES.items()),
@@ -177,16 +177,16 @@ def _backend() -> Any:
             normalizers.Lowercase(),
         ]
     )
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_LETTERS), behavior="removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{START} $A {END}", special_tokens=[(START, vocabulary[START]), (END, vocabulary[END])]
     )
-    made.decoder = decoders.Sequence(
+    tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace(PAD, "!"),
             decoders.ByteLevel(),
@@ -194,10 +194,10 @@ def _backend() -> Any:
             decoders.Strip(" ", 0, 1),
         ]
     )
-    return made
+    return tokenizer
 
 
-def _renamed(token: str) -> str:
+def _rename_token(token: str) -> str:
     """Replace each `!` inside a word by PAD; a `!` at the end of a word has an id of its own."""
     word = token.removesuffix("</w>")
     end = word[-1:] if token != word else ""
@@ -276,10 +276,10 @@ def read_whole(kind: Any, place: str | Path, source: str | Path, exact: bool = F
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
     """Hide transformers' progress bars: loading takes a second, and the command line has its own progress bar."""
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]

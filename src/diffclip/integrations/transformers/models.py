@@ -87,7 +87,7 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this for each module; skip parameters that were loaded or have no values yet
-        wanted = {
+        uninitialized = {
             id(parameter)
             for parameter in module.parameters(recurse=False)
             if not getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta
@@ -95,7 +95,7 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         missing = [
             (core_name(name), parameter.T if name in PROJECTIONS else parameter)
             for name, parameter in self.named_parameters()
-            if id(parameter) in wanted
+            if id(parameter) in uninitialized
         ]
         if missing:
             seed = int(torch.randint(2**62, (), device="cpu").item())
@@ -114,9 +114,9 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             output_hidden_states = self.config.output_hidden_states
         if output_attentions is None:
             output_attentions = self.config.output_attentions
-        kept = _kept(output_hidden_states, len(blocks) + 1)
+        requested = _requested_states(output_hidden_states, len(blocks) + 1)
         backend = "eager" if self.config._attn_implementation == "eager" else "auto"
-        states: list[Tensor | None] = [x if 0 in kept else None]
+        states: list[Tensor | None] = [x if 0 in requested else None]
         attentions: list[Tensor] = []
         for number, block in enumerate(blocks, start=1):
             layer: Any = block.attn
@@ -128,15 +128,15 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 attentions += maps
             else:
                 x = block(x)
-            states.append(x if number in kept else None)
+            states.append(x if number in requested else None)
         return {
             "last_hidden_state": x,
-            "hidden_states": tuple(states) if kept else None,
+            "hidden_states": tuple(states) if requested else None,
             "attentions": tuple(attentions) if output_attentions else None,
         }
 
 
-def _kept(wanted: HiddenStates, states: int) -> set[int]:
+def _requested_states(wanted: HiddenStates, states: int) -> set[int]:
     """Return the numbers of the hidden states to keep, of `states` in all."""
     if wanted is None or isinstance(wanted, bool):
         return set(range(states)) if wanted else set()
@@ -149,17 +149,17 @@ def _maps_of(block: Any) -> Iterator[list[Tensor]]:
 
     Gradient checkpointing is off meanwhile: it would recompute the block after the layer has been restored.
     """
-    kept: list[Tensor] = []
+    combined_maps: list[Tensor] = []
     layer, checkpointed = block.attn, block.gradient_checkpointing
 
     def attend(x: Tensor, causal: bool) -> Tensor:
         out, maps = layer.attend_through_maps(x, causal)
-        kept.append(maps.combined.to(out.dtype))
+        combined_maps.append(maps.combined.to(out.dtype))
         return out  # type: ignore[no-any-return]
 
     layer._attend, block.gradient_checkpointing = attend, False
     try:
-        yield kept
+        yield combined_maps
     finally:
         del layer._attend
         block.gradient_checkpointing = checkpointed
