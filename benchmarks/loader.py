@@ -33,7 +33,7 @@ from PIL import Image
 
 from benchmarks.about import about, parser_of, write_json
 from benchmarks.tables import loader
-from diffclip.benchmarking.timing import reason
+from diffclip.benchmarking.timing import describe_error
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
 from diffclip.data.corpus import Corpus
 from diffclip.data.loader import CaptionLoader
@@ -223,7 +223,7 @@ def compare(shards: Path, batch: int, workers: int, seconds: float, length: floa
                 pool.submit(start, name, shards, batch, workers).result()
                 turns[name] = []
             except Exception as error:  # if a loader fails, still measure the other
-                result[name] = {"why": reason(error)}
+                result[name] = {"why": describe_error(error)}
         started, done = time.perf_counter(), 0
         while turns and (done < 2 or time.perf_counter() - started < seconds):
             for name in list(turns) if done % 2 else reversed(turns):

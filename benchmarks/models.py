@@ -12,7 +12,7 @@ from diffclip.attention import DifferentialAttention
 from diffclip.attention.heads import split_heads
 from diffclip.attention.module import HEAD_NORM_EPS
 from diffclip.benchmarking.operators import timm_arrangement
-from diffclip.benchmarking.timing import reason
+from diffclip.benchmarking.timing import describe_error
 from diffclip.config import CLIPConfig, named_config, variant_config
 from diffclip.model import CLIP
 from diffclip.training.losses import make_criterion
@@ -55,7 +55,7 @@ def make_models(
             try:
                 yield name, _openclip(size)
             except Exception as error:  # compare the other models without it
-                yield name, reason(error)
+                yield name, describe_error(error)
             continue
         model = CLIP(config_of("CLIP" if name == REFERENCE else "DiffCLIP", size), seed=0)
         if name == TIMM:

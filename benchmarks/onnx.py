@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.tables import describe, fill, table_of
-from diffclip.benchmarking.timing import make_sampler, summary, take_turns
+from diffclip.benchmarking.timing import make_sampler, summarize, take_turns
 from diffclip.convert.onnx import export_onnx, open_session, run
 from diffclip.model import create_model
 
@@ -45,7 +45,7 @@ def measure(size: str, seconds: float, scratch: Path) -> dict[str, dict[str, Any
             samples, failures = take_turns(samplers, _ROUNDS, seconds / 2)
         if failures:
             raise SystemExit(f"{tower}: {failures}")
-        times[tower] = {name: summary(taken) for name, taken in samples.items()}
+        times[tower] = {name: summarize(taken) for name, taken in samples.items()}
     return times
 
 

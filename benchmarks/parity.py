@@ -27,7 +27,7 @@ from diffclip import differential_attention
 from diffclip.attention import BACKENDS, fused
 from diffclip.attention.dispatch import differential_attention_packed
 from diffclip.attention.heads import split_heads
-from diffclip.benchmarking.timing import reason
+from diffclip.benchmarking.timing import describe_error
 
 # cuBLAS needs this if results must not change from run to run
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -132,7 +132,7 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
         row: dict[str, Any] = {"case": str(case), **asdict(case), "dtype": dtype_name, "backend": backend}
         try:
             moved = [x.to(device) for x in inputs]
-            if backend == "triton" and (why := fused.unfusable(moved[0], moved[2])):
+            if backend == "triton" and (why := fused.why_not_fused(moved[0], moved[2])):
                 rows.append(row | {"skipped": why})
                 continue
             first, second = (outputs(moved, case, backend) for _ in range(2))
@@ -144,7 +144,7 @@ def check(case: Case, dtype_name: str, device: str, seed: int) -> list[dict[str,
             strict = backend == "triton" or dtype_name == "float32"
             row["ok"] = (row["within"] or (not strict and worst <= 2 * limit)) and moves <= REPEATED * limit
         except Exception as error:  # still check the other backends and cases
-            row |= {"failed": reason(error), "ok": False}
+            row |= {"failed": describe_error(error), "ok": False}
         rows.append(row)
     return rows
 
@@ -159,7 +159,9 @@ def checked(
         return
     for rows in ended(check, jobs, workers, seconds):
         if isinstance(rows, BaseException):  # its process died: still check the other cases
-            rows = [{"case": "a process", "dtype": "", "backend": "", "failed": reason(rows), "ok": False}]
+            rows = [
+                {"case": "a process", "dtype": "", "backend": "", "failed": describe_error(rows), "ok": False}
+            ]
         yield rows
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.about import parser_of
 from diffclip.files import write_atomically
-from diffclip.report.style import with_palette
+from diffclip.report.style import quantize_png
 
 KINDS = {"forward": "forward", "both": "forward and backward"}
 # operator → (color after Okabe and Ito, marker, line)
@@ -78,7 +78,7 @@ def main() -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=120)
     with write_atomically(options.output) as temporary:
-        temporary.write_bytes(with_palette(drawn.getvalue()))
+        temporary.write_bytes(quantize_png(drawn.getvalue()))
     print(f"written to {options.output}")
 
 

@@ -26,7 +26,7 @@ from benchmarks.models import (
     make_batch,
     make_models,
 )
-from diffclip.benchmarking.timing import summary, take_turns
+from diffclip.benchmarking.timing import summarize, take_turns
 
 PRECISION = "bf16"
 _TURN = 2  # timed steps in a turn, after one that warms up
@@ -96,7 +96,7 @@ def section(
 
 def _rates(times: list[float], batch: int) -> dict[str, float]:
     """Convert milliseconds per step to samples per second: median and quartiles."""
-    timing = summary(times)
+    timing = summarize(times)
     names = {"samples_per_second": "median_ms", "low": "high_ms", "high": "low_ms"}
     return {name: 1000 * batch / timing[key] for name, key in names.items()} | {"samples": timing["samples"]}
 

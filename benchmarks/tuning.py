@@ -17,7 +17,7 @@ import torch
 from benchmarks.about import about, add_common_options, parser_of, run_ahead, write_json
 from benchmarks.attention import CURVE, SHAPES
 from diffclip.benchmarking.operators import Shape, make_inputs
-from diffclip.benchmarking.timing import reason
+from diffclip.benchmarking.timing import describe_error
 
 MOST_CANDIDATES = 5  # of a kernel
 
@@ -33,7 +33,7 @@ def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, 
     timed: dict[str, list[dict[str, Any]]] = {kernel: [] for kernel in KERNELS}
 
     def record(kernel: str, blocks: Blocks, found: float | Exception) -> None:
-        outcome = {"why": reason(found)} if isinstance(found, Exception) else {"ms": found}
+        outcome = {"why": describe_error(found)} if isinstance(found, Exception) else {"ms": found}
         timed[kernel].append(asdict(blocks) | outcome)
 
     choice = tuning.search(problem, inputs.q, inputs.v, record)
@@ -93,7 +93,7 @@ def main() -> None:
         try:
             outcome = search(shape, device, dtype)
         except Exception as error:  # still tune the other shapes
-            outcome = {"why": reason(error)}
+            outcome = {"why": describe_error(error)}
         result["shapes"][name] = outcome
         write_json(file, result)
         print(f"{name}: {outcome.get('why') or outcome['choice']}", flush=True)

@@ -16,7 +16,7 @@ import torch
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
-from diffclip.files import check_writable, disk_errors, write_atomically, write_text
+from diffclip.files import check_writable, explain_disk_errors, write_atomically, write_text
 from diffclip.weights import save_published
 
 
@@ -30,7 +30,7 @@ def test_an_error_of_the_system_names_the_target_and_leaves_no_file(tmp_path: Pa
 
 def test_errors_unrelated_to_the_target_are_raised_unchanged() -> None:
     for fault in (BrokenPipeError(errno.EPIPE, "x"), OSError("no number")):
-        with pytest.raises(OSError) as error, disk_errors(Path("x")):
+        with pytest.raises(OSError) as error, explain_disk_errors(Path("x")):
             raise fault
         assert error.value is fault
 

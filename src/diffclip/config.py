@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 
 AttentionKind = Literal[
     "softmax", "differential", "differential-v2", "differential-added", "gated", "gated-headwise"
@@ -232,7 +232,7 @@ MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIAN
 def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """Combine `architecture`, fields of `CLIPConfig` with sizes only, with the attention of a variant or ablation."""
     if variant not in VARIANTS and variant not in ABLATIONS:
-        raise unknown("model", variant, [*VARIANTS, *ABLATIONS])
+        raise unknown_name("model", variant, [*VARIANTS, *ABLATIONS])
     conflicts = {"lambda_init", "differential"} & architecture.keys()
     fields = _variant_fields(variant)
     for tower in ("vision", "text"):
@@ -268,7 +268,7 @@ def mlp_ratio(width: int, hidden: int) -> float:
     return ratio if int(width * ratio) == hidden else math.nextafter(ratio, math.inf)
 
 
-def resized(config: CLIPConfig, image_size: int) -> CLIPConfig:
+def resize_config(config: CLIPConfig, image_size: int) -> CLIPConfig:
     """Return `config` for images of another size; a number in `preprocess.resize` changes in proportion."""
     fields = config.model_dump()
     fields["vision"]["image_size"] = image_size
@@ -294,7 +294,7 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
     """Return the configuration of a named model, at another image size if one is given. An unknown name (the error
     offers the nearest one), or a size that does not fit the patch, raises `InputError`."""
     if name not in MODEL_NAMES:
-        raise unknown("model", name, MODEL_NAMES, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
+        raise unknown_name("model", name, MODEL_NAMES, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
     size = next(size for size in _SIZES if name.endswith(f"-{size}"))
     patch, vision, text, embed_dim = _SIZES[size]
     towers = [dict(zip(("width", "layers", "heads"), sizes, strict=True)) for sizes in (vision, text)]

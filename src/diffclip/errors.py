@@ -68,7 +68,7 @@ def sample_fault(name: str, error: Exception, kind: Literal["broken", "caption"]
 
 
 @contextmanager
-def explained(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -> Iterator[None]:
+def explain_errors(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -> Iterator[None]:
     """Turn any exception of a library into one line: `what`, the exception's first line, `way_out`.
 
     Errors of a full disk, and errors that are a `DiffCLIPError` already, pass unchanged.
@@ -84,7 +84,7 @@ def explained(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -
         raise kind(f"{what} ({line.rstrip('.:')}): {way_out}") from error
 
 
-def unknown(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:
+def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:
     """Make the error for a name that is not in `options`; it offers the nearest one, else `otherwise` or all."""
     lowered = {option.lower(): option for option in sorted(options)}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)

@@ -43,7 +43,7 @@ def printable(name: str) -> str:
 
 
 @contextmanager
-def disk_errors(target: Path) -> Iterator[None]:
+def explain_disk_errors(target: Path) -> Iterator[None]:
     """Turn errors of the operating system into one line that names `target`.
 
     `BrokenPipeError` (the reader has left) is no fault of the target and passes unchanged.
@@ -85,7 +85,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
         InputError: no space left, no permission, a folder is in the way, or anything else the system refuses.
     """
     target = Path(target)
-    with disk_errors(target):
+    with explain_disk_errors(target):
         if _is_special(target):
             yield target
             return
@@ -107,7 +107,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
 def check_writable(target: str | Path) -> None:
     """Check, before long work, that the file `target` can be written; leave no file behind."""
     target = Path(target)
-    with disk_errors(target):
+    with explain_disk_errors(target):
         if target.is_dir():
             raise InputError(f"cannot write {target}: a folder of that name is in the way")
         if _is_special(target):
@@ -164,7 +164,7 @@ def lock_file(file: Path) -> IO[str] | str:
     """
     import fcntl  # not on every system
 
-    with disk_errors(file):
+    with explain_disk_errors(file):
         handle = file.open("a+", encoding="utf-8")
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,7 +175,7 @@ def lock_file(file: Path) -> IO[str] | str:
         return holder
     except OSError:
         pass
-    with disk_errors(file):
+    with explain_disk_errors(file):
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}")
         handle.flush()
@@ -183,14 +183,14 @@ def lock_file(file: Path) -> IO[str] | str:
 
 
 @contextmanager
-def others_wait(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Lock the file `path`, created if needed, during the block; other processes wait, also on other machines.
 
     On a file system without locks, no process waits.
     """
     import fcntl
 
-    with disk_errors(path):
+    with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

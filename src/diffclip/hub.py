@@ -105,9 +105,9 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub i
 def _format_training(recipe: Mapping[str, Any] | None) -> str:
     if recipe is None:
         return "Not stated."
-    from diffclip.data.remote import shown
+    from diffclip.data.remote import hide_secrets
 
-    rows: dict[str, Any] = {"data": shown(str(recipe["data"]["train"]))}
+    rows: dict[str, Any] = {"data": hide_secrets(str(recipe["data"]["train"]))}
     rows |= {key: recipe.get(key) for key in ("seed", "init", "epochs", "batch_size", "lr", "weight_decay")}
     return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
 

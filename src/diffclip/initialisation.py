@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.config import CLIPConfig, Init, VisionConfig
-from diffclip.errors import unknown
+from diffclip.errors import unknown_name
 
 INITS = get_args(Init)
 LOGIT_SCALE_START = math.log(1 / 0.07)
@@ -36,7 +36,7 @@ def published_norm_eps(vision: VisionConfig) -> float:
 def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
     """Return `norm_eps`; None becomes the default of `init`."""
     if init not in INITS:
-        raise unknown("init", init, INITS)
+        raise unknown_name("init", init, INITS)
     if vision.norm_eps is not None:
         return vision.norm_eps
     return published_norm_eps(vision) if init == "published" else _PLAIN_EPS

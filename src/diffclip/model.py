@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from diffclip.attention import DifferentialAttention, LambdaAttention, SelfAttention
 from diffclip.attention.dispatch import check_backend
-from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config, resized
-from diffclip.errors import InputError, unknown
+from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config, resize_config
+from diffclip.errors import InputError, unknown_name
 from diffclip.hub import HubModel
 from diffclip.initialisation import initialise, resolve_norm_eps
 from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
@@ -110,7 +110,7 @@ class CLIP(nn.Module, HubModel):
 
     def set_image_size(self, image_size: int) -> None:
         """Take images of another size, a multiple of the patch, from now on; timm resamples the position embeddings."""
-        self.config = resized(self.config, image_size)
+        self.config = resize_config(self.config, image_size)
         self.visual.set_input_size(img_size=(image_size, image_size))
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
@@ -143,7 +143,7 @@ class CLIP(nn.Module, HubModel):
         """
         self._check_images(images)
         if readout not in READOUTS:
-            raise unknown("readout", readout, READOUTS)
+            raise unknown_name("readout", readout, READOUTS)
         tower = self.visual
         x = tower.norm_pre(tower._pos_embed(tower.patch_embed(images)))
         for block in tower.blocks[:-1]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffclip.errors import InputError, explained, unknown
+from diffclip.errors import InputError, explain_errors, unknown_name
 from diffclip.files import checkpoint_of
 
 if TYPE_CHECKING:
@@ -81,15 +81,15 @@ def load(
 
         if model is not None:
             raise InputError(f"{source} names its model already: leave the model's name out")
-        return prepared(read_foreign(str(source)), image_size)
+        return prepare(read_foreign(str(source)), image_size)
     path = locate(source)
     weights = read_weights(path)
     loaded = CLIP.unfilled(_resolve_config(weights, path, model))
     put_weights(loaded, weights, path)
-    return prepared(loaded, image_size)
+    return prepare(loaded, image_size)
 
 
-def prepared(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTransform, Tokenizer]:
+def prepare(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTransform, Tokenizer]:
     """Set `model` to evaluation mode and to `image_size`; return it with its image and text preparation."""
     from diffclip.data.transforms import EvalTransform
     from diffclip.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ def locate(source: str | Path, cache_dir: str | None = None) -> Path:
     if not str(source).startswith(HUB_PREFIX):
         return Path(source)
     repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
-    with explained(f"{source} cannot be fetched", "check the name and the connection"):
+    with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
         return fetch(repository, revision or None, cache_dir=cache_dir)
 
 
@@ -135,7 +135,7 @@ def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
 
 
 def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
-    from diffclip.config import name_of, named_config, resized
+    from diffclip.config import name_of, named_config, resize_config
     from diffclip.published import infer_config
 
     saved = weights.config
@@ -150,7 +150,7 @@ def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConf
         return config
     # the name does not tell the image size of the training; the position embeddings do
     grid = math.isqrt(max(positions.shape[1] - 1 - config.vision.registers, 0))
-    return resized(config, grid * config.vision.patch_size) if grid else config
+    return resize_config(config, grid * config.vision.patch_size) if grid else config
 
 
 def load_for_use(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
@@ -176,7 +176,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
         print(
             f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
         )
-        path, loaded = RANDOM, prepared(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
+        path, loaded = RANDOM, prepare(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
     else:
         checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
@@ -204,7 +204,7 @@ def find_model(source: str) -> str | None:
     if not os.path.exists(source):
         if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
             raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
-        raise unknown(
+        raise unknown_name(
             "model", source, MODEL_NAMES, "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
         )
     return str(checkpoint_of(source))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffclip.errors import InputError, explained
+from diffclip.errors import InputError, explain_errors
 
 
 def _allowed_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
@@ -42,7 +42,7 @@ def _allowed_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], st
 def read_pickle(path: Path) -> Any:
     """Read the contents of a file written by `torch.save`, tensors on the CPU."""
     with (
-        explained(f"{path} cannot be read", "it may be cut short, fetch it again"),
+        explain_errors(f"{path} cannot be read", "it may be cut short, fetch it again"),
         torch.serialization.safe_globals(_allowed_globals()),
         warnings.catch_warnings(),
     ):

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diffclip.config import CLIPConfig, name_of, parse_config
-from diffclip.errors import InputError, explained
+from diffclip.errors import InputError, explain_errors
 from diffclip.files import checkpoint_of, write_atomically, write_text
 from diffclip.initialisation import published_norm_eps
 from diffclip.pickled import read_pickle
@@ -41,7 +41,7 @@ def _find_weights(path: str | Path) -> Path:
         path = files[0]
     if not path.exists():
         raise InputError(f"{path} does not exist: give a run folder, a saved folder or a weights file")
-    with explained(f"{path} cannot be read", "give a file that you may read"), path.open("rb") as handle:
+    with explain_errors(f"{path} cannot be read", "give a file that you may read"), path.open("rb") as handle:
         if not handle.read(1):
             raise InputError(f"{path} is empty: fetch it again")
     return path

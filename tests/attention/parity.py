@@ -84,7 +84,7 @@ def draw(
 
 def fused(inputs: Inputs, causal: bool, out_scale: float = 1.0) -> dict[str, Tensor]:
     """Compute the output and every gradient with the kernels; unwritten memory reads as NaN."""
-    assert kernels.unfusable(inputs.q, inputs.v) is None
+    assert kernels.why_not_fused(inputs.q, inputs.v) is None
     with poisoned():
         return _run(inputs, causal, out_scale, "triton")
 

@@ -74,7 +74,7 @@ def compiled(
 
 def check(problems: list[tuple[Any, ...]], found: list[list[dict[str, Any]]]) -> None:
     for problem, rows in zip(problems, found, strict=True):
-        if problem[-1] == 75:  # this is why `unfusable` refuses capability 7.5
+        if problem[-1] == 75:  # this is why `why_not_fused` refuses capability 7.5
             assert all(row["shared"] > SHARED[75] for row in rows)
             continue
         for row in rows:

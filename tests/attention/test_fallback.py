@@ -155,4 +155,4 @@ def test_auto_uses_the_kernels_or_warns_once_if_the_first_launch_fails(
     fused._tried.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
     assert dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) == "sdpa"
-    assert fused.unfusable(a_gpu, a_gpu) == "the GPU has compute capability 7.5, and the kernels need 8.0"
+    assert fused.why_not_fused(a_gpu, a_gpu) == "the GPU has compute capability 7.5, and the kernels need 8.0"

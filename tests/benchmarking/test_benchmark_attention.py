@@ -11,7 +11,7 @@ import torch
 from diffclip.benchmarking import attention
 from diffclip.benchmarking.attention import advise
 from diffclip.benchmarking.operators import PLAIN, Operator, Shape, make_inputs, operators
-from diffclip.benchmarking.timing import summary, take_turns
+from diffclip.benchmarking.timing import summarize, take_turns
 
 CPU = torch.device("cpu")
 SHAPE = Shape(2, 4, 9, 8, causal=True)
@@ -64,7 +64,7 @@ def test_turns_alternate_and_a_failing_entry_is_left_out_with_its_reason() -> No
     assert samples == {"good": [1.0] * 4}  # the first round is not counted
     assert failures == {"bad": "ValueError: no more"}
     wanted = {"median_ms": 3.0, "low_ms": 2.0, "high_ms": 4.0, "samples": 5}
-    assert summary([5.0, 1.0, 3.0, 2.0, 4.0]) == wanted
+    assert summarize([5.0, 1.0, 3.0, 2.0, 4.0]) == wanted
 
 
 def rows(**times: float) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ call = partial(in_process.call, "explore")
 def served(monkeypatch):
     """Record the arguments of the server instead of starting it."""
     calls = []
-    monkeypatch.setattr("diffclip.web.server.served", lambda *given: calls.append(given))
+    monkeypatch.setattr("diffclip.web.server.serve_in_background", lambda *given: calls.append(given))
     monkeypatch.setattr("diffclip.web.server.serve", lambda page: None)
     return calls
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError
-from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, described, export_onnx, open_session, run
+from diffclip.convert.onnx import OPSET, TOLERANCE, Exported, describe_export, export_onnx, open_session, run
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import DiffCLIPError
 
@@ -103,7 +103,7 @@ def test_the_code_in_export_md_prepares_images_as_the_model_does(resize: Any) ->
     block = re.search(r"^def to_rgb.*?(?=^def encode_texts)", DOCUMENT.read_text(), re.S | re.M)
     assert block
     names: dict[str, Any] = {"np": np, "Image": Image, "ImageOps": ImageOps}
-    names["config"] = described(model, with_tokenizer=False)
+    names["config"] = describe_export(model, with_tokenizer=False)
     exec(block.group(), names)
     ours = EvalTransform(16, model.config.preprocess)
     noise = np.random.default_rng(0).integers(0, 256, (30, 41, 4), np.uint8)

@@ -17,7 +17,7 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import Corpus
 from diffclip.data.loader import Batch, CaptionLoader, CropTransform
 from diffclip.data.transforms import TrainTransform
-from diffclip.data.workers import in_processes
+from diffclip.data.workers import map_processes
 from diffclip.errors import DiffCLIPError, InputError
 
 WriteShard = Callable[..., Path]
@@ -266,4 +266,4 @@ def test_signals_to_all_processes_do_not_end_the_workers(tmp_path, write_shard) 
 
 def test_a_dead_process_of_a_job_raises_an_error() -> None:
     with pytest.raises(DiffCLIPError, match="a process died, was memory short"):
-        list(in_processes(os._exit, [1, 1], 2))
+        list(map_processes(os._exit, [1, 1], 2))

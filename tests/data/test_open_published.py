@@ -9,7 +9,7 @@ from made_sets import CIFAR_NAMES, MAKERS, write_caltech101, write_cifar10, writ
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.published_files import drawn_split
+from diffclip.data.published_files import draw_split
 from diffclip.data.published_sets import PUBLISHED, base_of, images_of
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
@@ -100,7 +100,7 @@ def test_sun397_is_split_by_name_not_by_the_order_on_disk(tmp_path: Path) -> Non
     assert not set(drawn["train"]) & set(drawn["test"])
     names = [name for own in drawn.values() for name in own]
     labels = [*train.labels, *test.labels]
-    again = drawn_split(names, labels, "test", 0.8)
+    again = draw_split(names, labels, "test", 0.8)
     assert [names[i] for i in again] == drawn["test"]
 
 

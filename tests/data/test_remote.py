@@ -14,7 +14,7 @@ from file_server import served
 from diffclip.config import PreprocessConfig
 from diffclip.data.corpus import Corpus, Sample
 from diffclip.data.loader import Batch, CaptionLoader
-from diffclip.data.remote import expand_remote, is_remote, shown
+from diffclip.data.remote import expand_remote, hide_secrets, is_remote
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, InputError
 
@@ -43,8 +43,8 @@ def keys_of(batches: Iterator[Batch]) -> list[list[str]]:
 def test_remote_addresses_are_expanded_and_their_secrets_hidden() -> None:
     assert is_remote("file:/a.tar")
     assert not any(map(is_remote, ("data/{0..9}.tar", "a:b/0.tar", "C:/0.tar")))
-    assert shown("s3://me:secret@b/0.tar?key=1 fails") == "s3://…@b/0.tar?… fails"
-    assert shown('{"a": "\\"https://h/0.tar?key=1\\", 2"}') == '{"a": "\\"https://h/0.tar?…\\", 2"}'
+    assert hide_secrets("s3://me:secret@b/0.tar?key=1 fails") == "s3://…@b/0.tar?… fails"
+    assert hide_secrets('{"a": "\\"https://h/0.tar?key=1\\", 2"}') == '{"a": "\\"https://h/0.tar?…\\", 2"}'
     system = fsspec.filesystem("memory")
     for name in ("10.tar", "2.tar", "notes.txt"):
         system.pipe(f"/folder/{name}", b"x")

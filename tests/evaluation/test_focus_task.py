@@ -10,7 +10,7 @@ from tiny import image_relevance
 from diffclip import CLIP
 from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import embed_texts, evaluating
+from diffclip.evaluation.embed import embed_texts, evaluation_mode
 from diffclip.evaluation.focus import focus
 from diffclip.evaluation.suite import Entry
 from diffclip.focus import measures
@@ -74,7 +74,7 @@ def test_scores_equal_measures_of_separately_computed_maps(measured):
     variant, one, data, found = measured
     images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
     covered = torch.tensor(np.stack([data.coverages(p, 32, 32, 4)[1][0] for p in range(6)])).flatten(1)
-    with evaluating(one.model):
+    with evaluation_mode(one.model):
         texts = embed_texts(one.model, one.tokenizer, [own[0] for own in data.captions])
     with recording(one.model, "visual") as seen:
         one.model.encode_image(images)
@@ -121,13 +121,13 @@ def test_primary_map_and_baselines_equal_separate_computations(tmp_path):
     found = scores_of(one, data)
     images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
     covered = torch.tensor(np.concatenate([data.coverages(p, 32, 32, 4)[1] for p in range(2)])).flatten(1)
-    with evaluating(one.model):
+    with evaluation_mode(one.model):
         texts = embed_texts(one.model, one.tokenizer, ["a red star", "a blue ring"])
     maps = image_relevance(one.model, images, texts).flatten(2)
     own = torch.stack([maps[0, 0] - maps[0, 1], maps[0, 1] - maps[0, 0], maps[1, 0] - maps[1, 1]])
     graph = image_relevance(one.model, images, texts, norm="graph").flatten(2)
     start = CLIP(one.model.config, seed=0)
-    with evaluating(start):
+    with evaluation_mode(start):
         fresh = embed_texts(start, one.tokenizer, ["a red star", "a blue ring"])
     blind = image_relevance(start, images, fresh).flatten(2)
     side = torch.tensor([-1.5, -0.5, 0.5, 1.5])

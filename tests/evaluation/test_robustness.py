@@ -15,7 +15,7 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.embed import Setting
-from diffclip.evaluation.robustness import EPSILONS, frozen, pgd, robustness
+from diffclip.evaluation.robustness import EPSILONS, freeze_parameters, pgd, robustness
 from diffclip.evaluation.zero_shot import zero_shot
 
 
@@ -51,7 +51,7 @@ def test_pgd_equals_a_loop_by_hand(one):
             20 * model.encode_image(images, normalize=True) @ classifier, truth, reduction="sum"
         )
 
-    with frozen(model):
+    with freeze_parameters(model):
         found = pgd(loss, pixels, 4 / 255, start)
     expected = []
     for i in range(3):  # one image at a time: images of a batch are independent

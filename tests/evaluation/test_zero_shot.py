@@ -11,7 +11,7 @@ from subjects import subject
 
 from diffclip.data.evaluation_set import ImageBatch
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Setting, build_classifier, embed_texts, evaluating, fill_template
+from diffclip.evaluation.embed import Setting, build_classifier, embed_texts, evaluation_mode, fill_template
 from diffclip.evaluation.zero_shot import retrieval, zero_shot
 
 NAMES = ["cat", "dog", "tree frog", "a", "b"]
@@ -48,7 +48,7 @@ def test_zero_shot_equals_clip_benchmark():
         dataset = SimpleNamespace(classes=NAMES)
 
     loader = Loader((images, torch.tensor(labels)) for images, labels in LABELED)
-    with evaluating(ONE.model):
+    with evaluation_mode(ONE.model):
         wanted = theirs.evaluate(ONE.model, loader, tokenizer, NAMES, TEMPLATES, "cpu", amp=False)
     scores = zero_shot(in_memory(LABELED))
     assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-9)
@@ -92,7 +92,7 @@ def test_text_embeddings_do_not_depend_on_batches_and_padding():
         ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40],
     )
     wanted = torch.cat([F.normalize(model.encode_text(tokenizer([text])), dim=-1) for text in texts])
-    with evaluating(model):
+    with evaluation_mode(model):
         for batch_size in (1, 2, 256):
             got = embed_texts(model, tokenizer, texts, batch_size)
             torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)

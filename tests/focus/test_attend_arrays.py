@@ -14,7 +14,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.focus.attend import Prepared, attend
 from diffclip.focus.maps import class_token_maps, rollout
 from diffclip.focus.recording import recording
-from diffclip.focus.relevance import gradients, image_logits, text_relevance, weighted
+from diffclip.focus.relevance import gradients, image_logits, text_relevance, weight_by_gradient
 from diffclip.focus.view import View
 from diffclip.tokenizer import Tokenizer
 
@@ -90,7 +90,9 @@ def test_layers_may_be_the_last_all_or_one_by_number(models: dict[str, Prepared]
     texts = model.encode_text(tokenizer(TEXTS), normalize=True)
     with recording(model, "visual", gradients=True) as seen:
         logits = image_logits(model, images, texts)
-        single = [weighted(one, gradients(logits[:, 1], [one])[0]).mean(1)[:, 0, 1:] for one in seen]
+        single = [
+            weight_by_gradient(one, gradients(logits[:, 1], [one])[0]).mean(1)[:, 0, 1:] for one in seen
+        ]
 
     def maps(method: str, layers: str = "") -> np.ndarray:
         return attend(

@@ -16,7 +16,7 @@ from diffclip.report.compare import (
     compare,
     contrasts_of,
     headline,
-    not_learned,
+    not_learned_note,
     primary_of,
     verdict_class,
     verdict_text,
@@ -51,7 +51,7 @@ def test_a_real_difference_is_better_and_equal_models_are_equivalent():
     assert pairs["base_value"] < pairs["model_value"] < pairs["chance"]
     assert verdict_text(pairs) == "better (neither shown above chance)"
     assert verdict_class(pairs) == ""
-    assert not_learned(results) == f"Not learned, as no model is shown above chance: {pairs['label']}."
+    assert not_learned_note(results) == f"Not learned, as no model is shown above chance: {pairs['label']}."
     _, found = compared(made({"CLIP": 0.4, "DiffCLIP": 0.4}, noise=0.0005))
     assert verdict_text(found.iloc[0]) == "equivalent within 1 point"
     assert verdict_class(found.iloc[0]) == ""

@@ -15,7 +15,7 @@ from PIL import Image
 import diffclip.search.index
 from diffclip.data.images import find_images, read_image
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import embed_images, embed_texts, evaluating
+from diffclip.evaluation.embed import embed_images, embed_texts, evaluation_mode
 from diffclip.model_source import load_for_use
 from diffclip.search import ImageIndex, Update
 
@@ -48,7 +48,7 @@ def index(folder, loaded):
 
 def exact(loaded, query, files):
     """Return path → cosine, best first, in float32 without an index."""
-    with evaluating(loaded.model):
+    with evaluation_mode(loaded.model):
         images = torch.stack([loaded.preprocess(read_image(file)) for file in files])
         scores = (embed_images(loaded.model, images) @ query[0]).tolist()
     return dict(sorted(zip(files, scores, strict=True), key=lambda pair: -pair[1]))
@@ -62,7 +62,7 @@ def agrees(hits, wanted):
 def check(index, loaded, folder):
     """Check that searches by text and by image rank the whole folder as without an index."""
     files = [path.resolve() for path in find_images([folder])]
-    with evaluating(loaded.model):
+    with evaluation_mode(loaded.model):
         text = embed_texts(loaded.model, loaded.tokenizer, ["a red square"])
         query = read_image(files[0])
         image = embed_images(loaded.model, loaded.preprocess(query)[None])

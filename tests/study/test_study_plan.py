@@ -18,10 +18,10 @@ from diffclip.study.plan import (
     choose,
     entries_of,
     grid_runs,
-    left_out,
     plan,
     settings_digest,
     sweep_runs,
+    unavailable_sets,
     usual_workers,
 )
 from diffclip.study.recipe import read_study
@@ -69,11 +69,11 @@ def test_missing_set_without_a_download_is_left_out_of_the_suite(study_file, tmp
     study = read_study(study_file(models={**STUDY["models"], "suite": "study"}))
     place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
     entries = entries_of(study, GROUPS)
-    assert left_out(study, place, entries) == ["oxford_pets3"]
+    assert unavailable_sets(study, place, entries) == ["oxford_pets3"]
     measured = {entry.dataset for entry in place.entries(study, run)}
     assert {entry.dataset for entry in entries} - measured == {"oxford_pets3"}
     (tmp_path / "oxford_pets3").mkdir()
-    assert not left_out(study, place, entries)
+    assert not unavailable_sets(study, place, entries)
     assert place.entries(study, run) == entries
 
 

@@ -9,7 +9,13 @@ import pytest
 import torch
 from gradients import made_batch, made_model
 
-from diffclip.training.checkpoint import RunProgress, choose_checkpoint, damage, read_state, save_checkpoint
+from diffclip.training.checkpoint import (
+    RunProgress,
+    choose_checkpoint,
+    find_damage,
+    read_state,
+    save_checkpoint,
+)
 from diffclip.training.losses import make_criterion
 from diffclip.training.optimizer import parameter_groups
 
@@ -44,18 +50,18 @@ def run(stepped: tuple[torch.nn.Module, torch.optim.AdamW], tmp_path: Path) -> P
 )
 def test_damaged_checkpoints_are_found_and_skipped(name, content, fault, run, stepped, capsys) -> None:
     folder = run / "checkpoints" / "step_00000003"
-    assert damage(folder) is None
+    assert find_damage(folder) is None
     if content is None:
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(content((folder / name).read_bytes()))
-    assert fault in (damage(folder) or "")
+    assert fault in (find_damage(folder) or "")
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000002"
     assert "step_00000003 is damaged" in capsys.readouterr().err
     assert read_state(run / "checkpoints" / "last").step == 2
     # the next checkpoint replaces the damaged folder
     save_checkpoint(ALONE, run, *stepped, RunProgress(3, epoch=3))
-    assert damage(folder) is None
+    assert find_damage(folder) is None
 
 
 def test_a_kill_while_saving_leaves_the_previous_checkpoint_usable(run, stepped, monkeypatch) -> None:

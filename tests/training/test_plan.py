@@ -15,10 +15,10 @@ from diffclip.training.plan import (
     GIB,
     LiveBytes,
     make_batch,
+    model_without_weights,
     parameters_by_part,
     peak_of_pass,
     plan_run,
-    weightless,
 )
 from diffclip.training.recipe import Recipe, parse_recipe
 
@@ -43,7 +43,7 @@ def paper(**changes: Any) -> Recipe:
 
 def test_parameter_counts_match_the_papers_models() -> None:
     for variant, more in (("DiffCLIP", 9216), ("DiffCLIP-vision", 4608), ("CLIP", 0)):
-        with weightless(named_config(f"{variant}-ViT-B-16")) as model:
+        with model_without_weights(named_config(f"{variant}-ViT-B-16")) as model:
             parts = parameters_by_part(model)
         # the published file; the "roughly 0.003 %" more of Section 4.1 is λ and the vision tower's head norms
         assert sum(parts.values()) == 149_629_185 - 9216 + more
@@ -62,7 +62,7 @@ def test_a_weightless_model_plans_the_memory_of_a_real_model() -> None:
     config, backend = tiny().config(), "eager"
     real = CLIP(config, attention_backend=backend, seed=0).train()
     real.set_grad_checkpointing(True)
-    with weightless(config, backend, again=True) as without:
+    with model_without_weights(config, backend, again=True) as without:
         planned = peak_of_pass(without, *make_batch(config, 8), "bf16")
     assert planned == peak_of_pass(real, *make_batch(config, 8), "bf16")
 

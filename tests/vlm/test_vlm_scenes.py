@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_vlm import stopped_after_a_save
 
 from diffclip.scenes import COLORS
-from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator
 from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.write import write_questions
 from diffclip.vlm.conversations import IMAGE, Turn
@@ -32,11 +32,11 @@ SCENES = 400
 
 
 def scene(index: int) -> list[Spec]:
-    return lay_out(Dice(stream("scene", "train", 5, index)), 1 + index % 4, None)[1]
+    return lay_out(Dice(make_generator("scene", "train", 5, index)), 1 + index % 4, None)[1]
 
 
 def dice(index: int) -> Dice:
-    return Dice(stream("questions", "train", 5, index))
+    return Dice(make_generator("questions", "train", 5, index))
 
 
 def write(folder: Path, progress: Any = lambda *done: None) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_sets import write_image
 
-from diffclip.web.server import pick_port, served
+from diffclip.web.server import pick_port, serve_in_background
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
@@ -47,7 +47,7 @@ def address(chromium, plain, differential, photos, tmp_path_factory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         models = [("x/Plain", plain), ("x/Differential", differential)]
-        with served(models, photos, "127.0.0.1", pick_port("127.0.0.1", 0)) as url:
+        with serve_in_background(models, photos, "127.0.0.1", pick_port("127.0.0.1", 0)) as url:
             yield url
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from diffclip.attention import eager, fused, sdpa
 from diffclip.attention.heads import finish_heads, say_once, split_heads
 from diffclip.attention.lambdas import per_head
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": fused}
 
@@ -31,7 +31,7 @@ def check_backend(name: str) -> str:
         InputError: unknown backend; the message offers the nearest one.
     """
     if name != "auto" and name not in BACKENDS:
-        raise unknown("attention backend", name, ["auto", *BACKENDS])
+        raise unknown_name("attention backend", name, ["auto", *BACKENDS])
     return name
 
 
@@ -147,10 +147,10 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
         if q.device.type == "cpu":
             return "eager" if q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS.get(q.dtype, 128) else "sdpa"
         # float32 runs outside the tensor cores, in tiles so small that two fused calls may be faster
-        return "triton" if q.dtype != torch.float32 and fused.unfusable(q, v) is None else "sdpa"
+        return "triton" if q.dtype != torch.float32 and fused.why_not_fused(q, v) is None else "sdpa"
     if backend == "triton":
-        # ask only if needed: the first call of `unfusable` launches a kernel
-        reason = "attention dropout needs the maps" if dropout_p > 0 else fused.unfusable(q, v)
+        # ask only if needed: the first call of `why_not_fused` launches a kernel
+        reason = "attention dropout needs the maps" if dropout_p > 0 else fused.why_not_fused(q, v)
         if reason is not None:
             say_once(f'attention backend "triton" is not used, "eager" takes its place: {reason}')
             return "eager"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffclip.attention.lambdas import accumulator
+from diffclip.attention.lambdas import accumulation_dtype
 
 
 def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -18,7 +18,7 @@ def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, float("-inf"))
-    maps: Tensor = scores.softmax(dim=-1, dtype=accumulator(q.dtype))
+    maps: Tensor = scores.softmax(dim=-1, dtype=accumulation_dtype(q.dtype))
     return maps
 
 

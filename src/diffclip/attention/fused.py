@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from diffclip.attention.heads import say_once
 from diffclip.attention.sdpa import softmax
 
-__all__ = ["differential", "differential_packed", "softmax", "unfusable"]
+__all__ = ["differential", "differential_packed", "softmax", "why_not_fused"]
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton's interpreter runs the kernels on a CPU, slowly, for tests; like Triton, read the variable once
@@ -26,7 +26,7 @@ _LARGEST = (128, 256)  # head sizes of queries and of values
 _CAPABILITY = (8, 0)  # for bfloat16, and for shared memory that holds the backward pass's tiles
 
 
-def unfusable(q: Tensor, v: Tensor) -> str | None:
+def why_not_fused(q: Tensor, v: Tensor) -> str | None:
     """Return why the kernels cannot take q [B, 2·H, N, d] and v [B, H, N, e], or None if they can."""
     if not _INSTALLED:
         return "Triton is not installed"
@@ -36,11 +36,11 @@ def unfusable(q: Tensor, v: Tensor) -> str | None:
         return f"the inputs are {q.dtype}"
     if q.shape[-1] > _LARGEST[0] or v.shape[-1] > _LARGEST[1]:
         return f"head sizes {q.shape[-1]} and {v.shape[-1]} are above {_LARGEST[0]} and {_LARGEST[1]}"
-    return unusable(q.device.index or 0) if q.device.type == "cuda" else None
+    return why_no_kernel(q.device.index or 0) if q.device.type == "cuda" else None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def unusable(index: int) -> str | None:
+def why_no_kernel(index: int) -> str | None:
     """Return why no kernel can run on GPU `index` (it is too old, or a first tiny launch failed), or None."""
     return _tried(index)
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from diffclip.errors import InputError
 
 
-def reparameterised(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lambda_init: float) -> Tensor:
+def compute_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lambda_init: float) -> Tensor:
     """Compute λ of one layer as a 0-dim float32 tensor, from its four vectors of head size [d]."""
     first = torch.exp((q1.float() * k1.float()).sum())
     second = torch.exp((q2.float() * k2.float()).sum())
     return first - second + lambda_init
 
 
-def accumulator(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for computing maps, λ and norms: float32, or float64 for float64 inputs."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -31,7 +31,7 @@ def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
         InputError: λ is neither a number, nor 0-dim, nor [H], nor [B, H, N].
     """
     batch, heads, tokens, _ = v.shape
-    lam = torch.as_tensor(lam, dtype=accumulator(v.dtype), device=v.device)
+    lam = torch.as_tensor(lam, dtype=accumulation_dtype(v.dtype), device=v.device)
     if lam.ndim == 0:
         return lam
     # compare `ndim` first: in an export, comparing shapes of different lengths would tie the batch to the heads

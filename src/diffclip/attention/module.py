@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from diffclip.attention import eager
 from diffclip.attention.dispatch import differential_attention_packed, softmax_attention
 from diffclip.attention.heads import by_head, finish_heads, say_once, split_heads
-from diffclip.attention.lambdas import accumulator, reparameterised
+from diffclip.attention.lambdas import accumulation_dtype, compute_lambda
 from diffclip.errors import InputError
 
 HEAD_NORM_EPS = 1e-5
@@ -171,7 +171,7 @@ class LambdaAttention(SelfAttention):
         """Return the current λ of this layer: 0-dim, float32, with gradients unless it is fixed."""
         if self.lambda_fixed is not None:
             return torch.full((), self.lambda_fixed, dtype=torch.float32, device=self.qkv.weight.device)
-        return reparameterised(
+        return compute_lambda(
             self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init
         )
 
@@ -238,7 +238,7 @@ class DifferentialAttention(LambdaAttention):
 
     def own_values(self, x: Tensor) -> Tensor:
         v = by_head(super().own_values(x), self.num_heads // 2)
-        return self._finish(v, accumulator(v.dtype))
+        return self._finish(v, accumulation_dtype(v.dtype))
 
     def _finish(self, heads: Tensor, dtype: torch.dtype, detach_norm: bool = False) -> Tensor:
         """Apply norm and factor to heads [B, H, N, e], in `dtype`; return [B, N, C], side by side, in their dtype."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from diffclip.attention import eager
 from diffclip.attention.dispatch import differential_attention
 from diffclip.attention.heads import by_head, say_once, split_heads
-from diffclip.attention.lambdas import accumulator, per_head
+from diffclip.attention.lambdas import accumulation_dtype, per_head
 from diffclip.attention.module import AttentionMaps, LambdaAttention, SelfAttention
 
 
@@ -73,7 +73,7 @@ class DifferentialAttentionV2(PairedAttention):
     def token_lambdas(self, x: Tensor) -> Tensor:
         """Compute λ of each head and token of x [B, N, C], in (0, 1): [B, H, N], float32 at least."""
         logits = self.lambda_proj(x).transpose(1, 2)
-        return torch.sigmoid(logits.to(accumulator(logits.dtype)))
+        return torch.sigmoid(logits.to(accumulation_dtype(logits.dtype)))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         first, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)

@@ -23,7 +23,7 @@ from diffclip.benchmarking.operators import (
     operators,
     why_not,
 )
-from diffclip.benchmarking.timing import Sampler, make_sampler, reason, summary, take_turns
+from diffclip.benchmarking.timing import Sampler, describe_error, make_sampler, summarize, take_turns
 
 KINDS = ("forward", "both")
 _MOST_SETS = 8
@@ -74,7 +74,7 @@ def measure(
                 for kind in KINDS:
                     samplers[f"{kind} {name}"], rows[name][kind] = _prepare(operator, kind, sets, device)
             except Exception as error:  # the other operators go on
-                why = reason(error)
+                why = describe_error(error)
         if why is not None:
             _drop(name, why, rows, samplers)
         tell()
@@ -85,7 +85,7 @@ def measure(
     for name, row in rows.items():
         if "why" not in row:
             for kind in KINDS:
-                row[kind] |= summary(samples[f"{kind} {name}"])
+                row[kind] |= summarize(samples[f"{kind} {name}"])
             row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
     return rows
 

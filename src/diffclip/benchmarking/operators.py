@@ -112,7 +112,7 @@ def operators(device: torch.device) -> dict[str, Operator]:
 
 def why_not(name: str, inputs: Inputs) -> str | None:
     """Return why the operator `name` cannot take `inputs` (another backend would replace its own), or None."""
-    return fused.unfusable(inputs.q, inputs.v) if "triton" in name else None
+    return fused.why_not_fused(inputs.q, inputs.v) if "triton" in name else None
 
 
 def _differential(backend: str, norm: bool) -> Run:

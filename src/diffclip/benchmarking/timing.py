@@ -102,7 +102,7 @@ def take_turns(
             except StoppedError:
                 raise
             except Exception as error:  # the other samplers go on
-                failures[name] = reason(error)
+                failures[name] = describe_error(error)
                 del samples[name]
                 continue
             if turn:
@@ -111,13 +111,13 @@ def take_turns(
     return samples, failures
 
 
-def summary(samples: Sequence[float]) -> dict[str, float]:
+def summarize(samples: Sequence[float]) -> dict[str, float]:
     """Return the median and the quartiles in milliseconds, and the number of samples."""
     low, median, high = np.quantile(samples, [0.25, 0.5, 0.75]).tolist()
     return {"median_ms": median, "low_ms": low, "high_ms": high, "samples": len(samples)}
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an error in a few words."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"

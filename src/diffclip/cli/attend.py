@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from diffclip.cli.console import Device, read_images, say_skipped, showing_progress
+from diffclip.cli.console import Device, read_images, say_skipped, show_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.focus.view import View
@@ -89,7 +89,7 @@ def attend(
     drawn = [path for path in outputs if path.suffix.lower() != _ARRAYS]
     from diffclip.focus.attend import attend as attend_to
     from diffclip.focus.attend import write_arrays
-    from diffclip.report.attention import attend_figures, seen_by, write_figures
+    from diffclip.report.attention import attend_figures, model_view, write_figures
 
     loaded = _load(model, device)
     views: dict[str, list[Any]] = {label: [] for label in loaded}
@@ -100,10 +100,10 @@ def attend(
         for file, image in read_images(files, images, progress, faults):
             read.append(file)
             for label, prepared in loaded.items() if drawn else ():
-                views[label].append(seen_by(image, prepared))
+                views[label].append(model_view(image, prepared))
             yield image
 
-    with showing_progress("attend", {"images": len(files)}) as progress:
+    with show_progress("attend", {"images": len(files)}) as progress:
         attended = attend_to(loaded, readable_images(progress), texts, view)
     with warnings.catch_warnings():
         # characters that the font lacks are drawn as boxes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.console import Device, print_table, showing_progress
+from diffclip.cli.console import Device, print_table, show_progress
 from diffclip.errors import InputError
 from diffclip.model_source import pick_device
 
@@ -42,7 +42,7 @@ def bench(
         _tune(chosen_device)
     from diffclip.benchmarking.attention import measure_backends
 
-    with showing_progress("bench", {"seconds": round(seconds)}) as progress:
+    with show_progress("bench", {"seconds": round(seconds)}) as progress:
         started, reported = time.perf_counter(), 0
 
         def tell() -> None:
@@ -66,10 +66,10 @@ def _tune(place: torch.device) -> None:
 
     if place.type != "cuda":
         raise InputError("--tune has nothing to tune on a CPU: the fused kernels run on a GPU, leave it out")
-    with showing_progress("tune", {"towers": len(SHAPES["cuda"])}) as progress:
+    with show_progress("tune", {"towers": len(SHAPES["cuda"])}) as progress:
         for shape in SHAPES["cuda"].values():
             inputs = make_inputs(shape, place, DTYPES["cuda"], seed=0)
-            why = fused.unfusable(inputs.q, inputs.v)
+            why = fused.why_not_fused(inputs.q, inputs.v)
             if why is not None:
                 raise InputError(f"--tune has nothing to tune: {why}, leave it out")
             from diffclip.attention.kernels import tuning

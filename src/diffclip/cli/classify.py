@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.console import Device, ModelName, print_table, read_images, say_skipped, showing_progress
-from diffclip.errors import InputError, explained
+from diffclip.cli.console import Device, ModelName, print_table, read_images, say_skipped, show_progress
+from diffclip.errors import InputError, explain_errors
 from diffclip.files import printable
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
 
@@ -53,7 +53,7 @@ def classify(
     loaded = load_for_use(model, model_name)
     loaded.model.to(chosen_device)
     faults: list[Fault] = []
-    with showing_progress("classify", {"images": len(files)}) as progress:
+    with show_progress("classify", {"images": len(files)}) as progress:
         rows = _probabilities(loaded, read_images(files, images, progress, faults), names, template)
     results = []
     for file, row in rows:
@@ -72,7 +72,7 @@ def parse_labels(labels: str) -> list[str]:
     label twice (in any case), raises `InputError`."""
     if labels.startswith("@"):
         file = Path(labels[1:])
-        with explained(f"cannot read labels from {file}", "give a text file with one label per line"):
+        with explain_errors(f"cannot read labels from {file}", "give a text file with one label per line"):
             lines = file.read_text(encoding="utf-8-sig").split("\n")
         names = [line.strip() for line in lines if line.strip()]
         if not names:
@@ -94,13 +94,13 @@ def _probabilities(
     """Compute the probabilities of the labels for each image."""
     import torch
 
-    from diffclip.evaluation.embed import build_classifier, embed_images, evaluating
+    from diffclip.evaluation.embed import build_classifier, embed_images, evaluation_mode
 
     classifier = build_classifier(loaded.model, loaded.tokenizer, names, [template], _BATCH)
     # prepare images one at a time: a batch of full-size photos would be gigabytes
     prepared = ((file, loaded.preprocess(image)) for file, image in images)
     rows: list[tuple[Path, list[float]]] = []
-    with evaluating(loaded.model):
+    with evaluation_mode(loaded.model):
         while batch := list(islice(prepared, _BATCH)):
             pixels = torch.stack([image for _, image in batch])
             logits = loaded.model.logit_scale.exp() * embed_images(loaded.model, pixels) @ classifier

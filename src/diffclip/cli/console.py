@@ -70,7 +70,7 @@ def say_skipped(what: str, faults: Sequence[Fault]) -> None:
     print(f"diffclip: skipped {what}: {details}{suffix}", file=sys.stderr)
 
 
-def none_readable(faults: Sequence[Fault]) -> InputError:
+def none_readable_error(faults: Sequence[Fault]) -> InputError:
     """Make the error for files that are all unreadable; it names the first one."""
     rest = len(faults) - 1
     suffix = f"; the other {rest} cannot be read either" if rest else ""
@@ -96,11 +96,11 @@ def read_images(
             yield file, image
         progress("images", 1, None)
     if len(faults) == len(files):
-        raise none_readable(faults)
+        raise none_readable_error(faults)
 
 
 @contextmanager
-def showing_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
+def show_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
     """Yield a callback that shows a bar, followed by `title`, for each kind of item until the block ends. `totals` has
     the number of items of a kind, for a caller of the callback that does not know it."""
     if not sys.stderr.isatty():

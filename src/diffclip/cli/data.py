@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.console import Processes, print_table, say_skipped, showing_progress
+from diffclip.cli.console import Processes, print_table, say_skipped, show_progress
 from diffclip.data.download import CAPTION_SETS, fetch, img2dataset_command, prepare_list
-from diffclip.data.published_sets import PUBLISHED, by_hand, is_there, place_of
-from diffclip.errors import DiffCLIPError, InputError, unknown
+from diffclip.data.published_sets import PUBLISHED, is_there, manual_commands, place_of
+from diffclip.errors import DiffCLIPError, InputError, unknown_name
 from diffclip.files import check_writable, cores, printable, write_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def make_scenes(
     """
     from diffclip.scenes import write_scenes
 
-    with showing_progress("Drawing scenes", {}) as progress:
+    with show_progress("Drawing scenes", {}) as progress:
         at_once = workers or cores()
         drawn = write_scenes(folder, size, train, val, test, seed, progress, at_once, distractors)
     typer.echo(f"Drew the scenes in {folder}." if drawn else f"{folder} has these scenes already: reused.")
@@ -85,7 +85,7 @@ def make_shards(
     split_captions = {split: read_captions(file) for split, file in files.items()}
     for split, texts in split_captions.items():
         split_folder = folder / split
-        with showing_progress(f"Writing {split_folder.name}", {"images": len(texts)}) as advance:
+        with show_progress(f"Writing {split_folder.name}", {"images": len(texts)}) as advance:
             summary = make(source, split_folder, texts, edge, workers or cores(), advance)
         typer.echo(
             f"{summary.samples:,} images with {summary.captions:,} captions in {summary.shards} "
@@ -120,7 +120,7 @@ def download(
     """
     for name in names:
         if name not in PUBLISHED and name not in CAPTION_SETS:
-            raise unknown("published set", name, [*PUBLISHED, *CAPTION_SETS])
+            raise unknown_name("published set", name, [*PUBLISHED, *CAPTION_SETS])
     unfetched = [name for name in dict.fromkeys(names) if not _fetch(name, root.expanduser())]
     if unfetched:
         raise InputError(f"{', '.join(unfetched)} must be fetched by hand, with the commands above")
@@ -136,7 +136,7 @@ def _fetch(name: str, root: Path) -> bool:
         typer.echo(f"{name} is in {folder} already.")
         return True
     typer.echo(f"{name}: {entry.title}, {entry.size}, from {entry.home}")
-    if commands := by_hand(name, root):
+    if commands := manual_commands(name, root):
         typer.echo(f"By hand:\n  {commands}")
         if entry.reader == "captions":
             small = Path(f"{folder.parent}-80" if folder.parent.name else "sets-80") / name
@@ -204,7 +204,7 @@ def check(
     from diffclip.data.check import check as look
 
     total = min(sample or corpus.samples, corpus.samples)
-    with showing_progress("Reading", {"samples": total}) as advance:
+    with show_progress("Reading", {"samples": total}) as advance:
         result = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, None))
     print_table(("", "value"), "ll", _rows(result))
     unreadable = [*result.images_broken, *result.captions_broken]

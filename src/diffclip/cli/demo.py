@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from diffclip.cli.console import showing_progress
+from diffclip.cli.console import show_progress
 
 
 @contextmanager
-def stops_explained(folder: Path) -> Iterator[None]:
+def explain_stops(folder: Path) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into a `StoppedError` that says how to continue; finished parts are in `folder`."""
     from diffclip.errors import StoppedError
 
@@ -46,10 +46,10 @@ def demo(
     from diffclip.errors import require_group
 
     require_group("train", "lightning", "tensorboard", "matplotlib")
-    with stops_explained(folder):
+    with explain_stops(folder):
         from diffclip.cli.evaluate_table import show_records
         from diffclip.demo import run_demo
 
-        page, records = run_demo(folder, print, lambda part: showing_progress(part, {}), seeds)
+        page, records = run_demo(folder, print, lambda part: show_progress(part, {}), seeds)
     show_records(records, {}, headlines_only=True)
     print(f"The page: {page}")

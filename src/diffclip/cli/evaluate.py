@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from diffclip.cli.console import Device, ModelName, say_skipped, showing_progress
+from diffclip.cli.console import Device, ModelName, say_skipped, show_progress
 from diffclip.data.published_sets import BUILT_IN, set_folder
 from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
 
@@ -129,7 +129,7 @@ def evaluate(
     with ExitStack() as bar:
 
         def progress(entry: Entry, items: int) -> Progress:
-            return bar.enter_context(showing_progress(f"{loaded.label}: {entry}", {"images": items}))
+            return bar.enter_context(show_progress(f"{loaded.label}: {entry}", {"images": items}))
 
         options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
         options |= {"draws": range(seed, seed + seeds), "progress": progress}
@@ -214,7 +214,7 @@ def _check(
     corrupt: str | None,
 ) -> None:
     """Make the checks that need no heavy import: options that exclude each other, and the corruption."""
-    from diffclip.errors import InputError, unknown
+    from diffclip.errors import InputError, unknown_name
 
     if not models:
         raise InputError(
@@ -236,7 +236,7 @@ def _check(
         if not severity.isdecimal():
             raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
         if change not in get_args(CorruptionName):
-            raise unknown("corruption", change, get_args(CorruptionName))
+            raise unknown_name("corruption", change, get_args(CorruptionName))
         if not 1 <= int(severity) <= _MOST_SEVERE:
             raise InputError(f"severity {severity} is out of range: give 1 to {_MOST_SEVERE}")
 

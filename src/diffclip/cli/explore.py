@@ -48,7 +48,7 @@ def explore(
     if auth is not None and not (name and colon and password):
         raise InputError("--auth has no name or no password: write it as NAME:PASSWORD")
     require_group("web", "gradio", "matplotlib")
-    from diffclip.web.server import pick_port, serve, served
+    from diffclip.web.server import pick_port, serve, serve_in_background
 
     port = pick_port(host, port)
     loaded = [(source, load_for_use(source)) for source in sources]
@@ -58,4 +58,4 @@ def explore(
             f"{f' and find images of {folder}' if folder else ''}: set a password with --auth",
             file=sys.stderr,
         )
-    serve(served(loaded, folder, host, port, (name, password) if auth else None, browser))
+    serve(serve_in_background(loaded, folder, host, port, (name, password) if auth else None, browser))

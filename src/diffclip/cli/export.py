@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from diffclip.cli.console import ModelName, showing_progress
+from diffclip.cli.console import ModelName, show_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
 from diffclip.model_source import MODEL_HELP, load_for_use
@@ -40,7 +40,7 @@ def export(
         tokenizer = tokenizer_of(loaded.model.config)
     except InputError as error:
         print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
-    with showing_progress("export", {"towers": 2}) as progress:
+    with show_progress("export", {"towers": 2}) as progress:
         exported = export_onnx(loaded.model, folder, tokenizer, on_tower=lambda: progress("towers", 1, None))
     for tower in exported:
         print(f"{tower.file}: {tower.size / 1e6:,.1f} MB, error {tower.error:.0e}")

@@ -138,9 +138,9 @@ def _leave(message: str, code: int) -> NoReturn:
         _flush_output()
     line = printable(" ".join(message.split()))
     if "DIFFCLIP_LAUNCHED_BY" in os.environ:  # the launcher process prints the line
-        from diffclip.training.launch import leave_word
+        from diffclip.training.launch import pass_last_line
 
-        leave_word(line)
+        pass_last_line(line)
     else:
         print(f"diffclip: {line or 'no command given: see diffclip --help'}", file=sys.stderr)
     sys.exit(code)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffclip.errors import InputError, explained
+from diffclip.errors import InputError, explain_errors
 from diffclip.model_source import find_model, load_for_use
 
 
@@ -55,6 +55,6 @@ def push(
                 print(f"{file.name}: {file.stat().st_size:,} bytes")
             print(f"\n{(Path(folder) / 'README.md').read_text(encoding='utf-8')}")
         return
-    with explained(f"{name} cannot be written", "check the token and the connection"):
+    with explain_errors(f"{name} cannot be written", "check the token and the connection"):
         pushed.push_to_hub(name, private=private or None, model_card_kwargs=about)
     print(f"hf-hub:{name}")

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.console import Device, ModelName, none_readable, print_table, say_skipped, showing_progress
+from diffclip.cli.console import (
+    Device,
+    ModelName,
+    none_readable_error,
+    print_table,
+    say_skipped,
+    show_progress,
+)
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable, write_atomically
 from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
@@ -71,7 +78,7 @@ def search(
     _update(images, workers)
     faults = images.faults()
     if not len(images):
-        raise none_readable(faults)
+        raise none_readable_error(faults)
     hits = images.search_text(query, top) if isinstance(query, str) else images.search_image(query, top)
     if sheet is not None:
         _write_sheet(
@@ -91,7 +98,7 @@ def search(
 def _update(images: ImageIndex, workers: int) -> None:
     """Update the index and print the changes on stderr. An index that cannot be updated is used as it is."""
     try:
-        with showing_progress("index", {}) as progress:
+        with show_progress("index", {}) as progress:
             update = images.update(progress, workers=workers)
     except InputError as error:
         if not len(images):

@@ -68,20 +68,20 @@ def study(
 
     Ctrl-C (exit code 130) and SIGTERM (exit code 75) save the current runs.
     """
-    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown
+    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown_name
     from diffclip.training.recipe_file import find_recipe
 
     if pilot is not None and not dry_run:
         raise InputError("--pilot is for --dry-run: add --dry-run, or leave --pilot out")
     for group in only or ():
         if group not in _GROUPS:
-            raise unknown("group of runs", group, _GROUPS)
+            raise unknown_name("group of runs", group, _GROUPS)
     find_recipe(recipe, "study_")
     import torch
 
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
-    from diffclip.study.plan import GROUPS, Place, check_place, entries_of, left_out, usual_workers
+    from diffclip.study.plan import GROUPS, Place, check_place, entries_of, unavailable_sets, usual_workers
     from diffclip.study.recipe import read_study
     from diffclip.study.results import RUNS_FILE
     from diffclip.training.distributed import SLOW_BF16, is_slow
@@ -110,7 +110,7 @@ def study(
     check_place(resolved, place, groups)
     if any(is_slow(run_recipe.precision, chosen) for run_recipe in resolved.recipes.values()):
         _say(SLOW_BF16)
-    for name in left_out(resolved, place, entries_of(resolved, groups)):
+    for name in unavailable_sets(resolved, place, entries_of(resolved, groups)):
         _say(
             f"diffclip: {name} is not in {place.data}, and no command downloads it: runs are measured without it"
         )

@@ -15,7 +15,7 @@ from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import printable
 from diffclip.training.logging import duration
 from diffclip.training.plan import GIB, GPUS, UTILIZATION, RunPlan, plan_run
-from diffclip.training.run import build_model, open_training_data, open_validation_data, take_weights
+from diffclip.training.run import build_model, load_initial_weights, open_training_data, open_validation_data
 from diffclip.training.run_folder import check_folder
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def show_dry_run(
         _look_at_validation_data(recipe, findings)
     with _noting(problems):
         if recipe.weights:
-            take_weights(build_model(recipe), recipe.weights)
+            load_initial_weights(build_model(recipe), recipe.weights)
     with _noting(problems):
         check_folder(recipe, run, resume)
     with _noting(problems):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffclip.cli.console import Changes, Device, showing_progress
+from diffclip.cli.console import Changes, Device, show_progress
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +175,7 @@ def evaluate_models(
             answers: dict[str, list[str]] = {}
             for split, items in questions.splits.items():
                 answers[split] = []
-                with showing_progress(f"{source}: {split}", {"questions": len(items)}) as progress:
+                with show_progress(f"{source}: {split}", {"questions": len(items)}) as progress:
                     for start in range(0, len(items), batch_size):
                         batch = items[start : start + batch_size]
                         images = [read_image(folder / item.image) if folder else None for item in batch]
@@ -241,12 +241,12 @@ def demo(
     Takes about 22 minutes on a CPU core, and about 16 for each further seed. After a stop, the same command continues
     from the last checkpoint and reuses finished parts.
     """
-    from diffclip.cli.demo import stops_explained
+    from diffclip.cli.demo import explain_stops
     from diffclip.errors import require_group
 
     require_group("train", "lightning", "tensorboard", "matplotlib")
     require_group("vlm", "transformers", "accelerate")
-    with stops_explained(folder):
+    with explain_stops(folder):
         run_vlm_demo(folder, range(seeds), say=print)
 
 
@@ -263,7 +263,7 @@ def run_vlm_demo(
     from diffclip.vlm.pope import open_questions
 
     settings = settings or DemoSettings()
-    runs = train_models(folder, seeds, say, lambda part: showing_progress(part, {}), settings)
+    runs = train_models(folder, seeds, say, lambda part: show_progress(part, {}), settings)
     records = folder / "pope.jsonl"
     for blind, topic in product((True, False), TOPICS):
         questions = open_questions(folder / "questions" / topic, None, f"scenes-{topic}", blind)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.config import OPEN_CLIP, STATISTICS, TRANSFORMERS, VOCABULARY, mlp_ratio, parse_config
-from diffclip.errors import InputError, explained, require_group, unknown
+from diffclip.errors import InputError, explain_errors, require_group, unknown_name
 from diffclip.model import CLIP
 from diffclip.published import from_published
 
@@ -81,7 +81,7 @@ def _read_open_clip(source: str) -> CLIP:
 
     architecture, weights = (*re.split("[/:]", source.removeprefix(OPEN_CLIP), maxsplit=1), "")[:2]
     if architecture not in open_clip.list_models():
-        raise unknown("architecture of open_clip", architecture, open_clip.list_models())
+        raise unknown_name("architecture of open_clip", architecture, open_clip.list_models())
     tags = open_clip.list_pretrained_tags_by_model(architecture)
     tag = open_clip.get_pretrained_cfg(architecture, weights)
     if not tag and not Path(weights).is_file():
@@ -97,7 +97,7 @@ def _read_open_clip(source: str) -> CLIP:
     # activation of the architecture; the tag has the activation that the weights were trained with
     of_architecture = bool(config.get("quick_gelu", False))
     quick = bool(tag.get("quick_gelu", False)) if tag else of_architecture
-    with quiet(), explained(f"{source} cannot be read", _WAY_OUT):
+    with silence_warnings(), explain_errors(f"{source} cannot be read", _WAY_OUT):
         model = open_clip.create_model(architecture, pretrained=weights, weights_only=True, quick_gelu=quick)
     converted = from_open_clip(model, source)
     if quick != of_architecture:
@@ -114,14 +114,14 @@ def _read_transformers(source: str) -> CLIP:
     from transformers import CLIPModel, PreTrainedConfig
 
     from diffclip.integrations.transformers.conversion import (
+        hide_progress_bar,
         load_transformers,
-        no_progress_bar,
         read_preprocess,
         read_whole,
     )
 
     location = source.removeprefix(TRANSFORMERS)
-    with quiet(), no_progress_bar(), explained(f"{source} cannot be read", _WAY_OUT):
+    with silence_warnings(), hide_progress_bar(), explain_errors(f"{source} cannot be read", _WAY_OUT):
         kind = PreTrainedConfig.get_config_dict(location)[0].get("model_type")
         if kind == "diffclip":
             return load_transformers(location, source)
@@ -356,7 +356,7 @@ def _activation_of(module: nn.Module | str, source: str) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Drop the warnings and logs of other libraries, which are about their internals."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import diffclip
 from diffclip.config import VOCABULARY, name_of
-from diffclip.convert.from_libraries import quiet
+from diffclip.convert.from_libraries import silence_warnings
 from diffclip.errors import DiffCLIPError, InputError
-from diffclip.evaluation.embed import evaluating
+from diffclip.evaluation.embed import evaluation_mode
 from diffclip.files import check_new, write_atomically, write_text
 from diffclip.model import CLIP
 
@@ -94,7 +94,7 @@ def export_onnx(
     if scale.device.type != "cpu" or scale.dtype != torch.float32:
         raise InputError(f"the model is {scale.dtype} on {scale.device}: move it to the CPU in float32 first")
     exported = []
-    with write_atomically(folder) as temporary, evaluating(model):
+    with write_atomically(folder) as temporary, evaluation_mode(model):
         temporary.mkdir()
         for tower in (Tower(model, "image"), Tower(model, "text")):
             file = temporary / tower.file
@@ -111,7 +111,7 @@ def export_onnx(
             copy.enable_truncation(model.config.text.context_length)
             copy.enable_padding(pad_id=0, pad_token=copy.id_to_token(0))
             copy.save(str(temporary / TOKENIZER_FILE))
-        text = json.dumps(described(model, tokenizer is not None), indent=2)
+        text = json.dumps(describe_export(model, tokenizer is not None), indent=2)
         write_text(temporary / CONFIG_FILE, text + "\n")
     return exported
 
@@ -125,7 +125,7 @@ def _write_tower(tower: Tower, file: Path) -> None:
     # the fast backends are custom operators, which ONNX does not have
     tower.model.set_attention_backend("eager")
     try:
-        with quiet():
+        with silence_warnings():
             program: Any = torch.onnx.export(
                 torch.export.export(tower, (inputs,), dynamic_shapes=axes),
                 dynamo=True,
@@ -183,7 +183,7 @@ def _check(tower: Tower, file: Path) -> float:
     return error
 
 
-def described(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
+def describe_export(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
     """Make the content of config.json: all facts that a program needs beside the two files."""
     config = model.config
     preprocess, size = config.preprocess, config.vision.image_size

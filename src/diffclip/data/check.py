@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from diffclip.config import TextConfig
 from diffclip.data.corpus import Corpus
-from diffclip.data.workers import data_loader, watched
+from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import Fault, InputError
 from diffclip.tokenizer import Tokenizer
 
@@ -88,7 +88,7 @@ def check(
         _Samples(corpus), workers, sampler=numbers.tolist(), batch_size=_CHUNK, collate_fn=_rows
     )
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
-    for part in watched(loader):
+    for part in watch_batches(loader):
         parts.append(part)
         advance(len(part[0]) + len(part[2]))
     samples, tokens = (np.concatenate([part[column] for part in parts]) for column in (0, 1))

@@ -26,7 +26,7 @@ from diffclip.data.index import (
     write_index,
 )
 from diffclip.data.order import Layout
-from diffclip.data.remote import RemoteShards, expand_remote, is_remote, shown
+from diffclip.data.remote import RemoteShards, expand_remote, hide_secrets, is_remote
 from diffclip.data.shards import expand_shards
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import cache_folder
@@ -109,7 +109,7 @@ class Corpus:
         tars = open_tars((Path(place) for place in places if not is_remote(place)), self.window is None)
         headers = {str(path): tar.header for path, tar in tars.items()} | self._copies.headers(remote)
         counts = {place: header.usable(self._needed) for place, header in headers.items()}
-        self._shards = [_Shard(place, shown(place), headers[place], counts[place]) for place in places]
+        self._shards = [_Shard(place, hide_secrets(place), headers[place], counts[place]) for place in places]
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
         # open shards by number, each with the rows of its usable samples
         self._opened: dict[int, tuple[Tar, NDArray[np.int64]]] = {}

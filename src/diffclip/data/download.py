@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diffclip.data.published_sets import HUB, PUBLISHED, place_of, publishers_split
-from diffclip.errors import DiffCLIPError, InputError, explained, require_group
+from diffclip.errors import DiffCLIPError, InputError, explain_errors, require_group
 from diffclip.files import cores, write_atomically
 
 _ADVICE = "check the network and the folder, and start again"
@@ -68,7 +68,7 @@ def fetch(name: str, root: str | Path) -> Path:
             f"{place} exists but is not a complete {entry.title}: move it, or choose another --root"
         )
     message = f"cannot fetch {name} from {entry.home}"
-    with write_atomically(place) as folder, explained(message, _ADVICE, DiffCLIPError):
+    with write_atomically(place) as folder, explain_errors(message, _ADVICE, DiffCLIPError):
         folder.mkdir()
         if entry.reader == "pairs":
             from huggingface_hub import snapshot_download
@@ -112,7 +112,7 @@ def prepare_list(name: str, place: Path) -> Path:
         raise InputError(f"{name}: {entry.wants}; put its .parquet files into {source} and start again")
     if not source.exists():
         place.mkdir(parents=True, exist_ok=True)
-        with explained(f"cannot fetch {entry.address}", _ADVICE, DiffCLIPError):
+        with explain_errors(f"cannot fetch {entry.address}", _ADVICE, DiffCLIPError):
             download_url_to_file(entry.address, str(source))
     if source.suffix != ".tsv":
         return source

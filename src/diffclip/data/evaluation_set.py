@@ -18,7 +18,7 @@ from diffclip.data.images import read_image, to_rgb
 from diffclip.data.index import Needed, digest_of, stamp
 from diffclip.data.shards import Shards
 from diffclip.data.transforms import Transform
-from diffclip.data.workers import data_loader, watched
+from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import Fault, InputError, sample_fault
 
 Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcrepe", "mmvp"]
@@ -154,7 +154,7 @@ class EvaluationSet:
         images = _Images(self.source, self.indices, transform)
         loader = data_loader(images, workers, timeout, batch_size=batch_size, collate_fn=_collate)
         read, broken, known = 0, [], set(self.faults)
-        for batch, faults in watched(loader):
+        for batch, faults in watch_batches(loader):
             broken += faults
             # a second pass finds the same broken images again
             self.faults += [fault for fault in faults if fault not in known]

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.data.images import IMAGE
-from diffclip.data.workers import data_loader, watched
+from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import Fault, InputError
 from diffclip.files import cache_folder, cores, write_atomically
 
@@ -262,4 +262,4 @@ def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
     print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
     # the workers are forked, so that a script needs no `__main__` guard; `open_tar` makes the shard of each path
     loader = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_tar)
-    return tars | dict(zip(todo, watched(loader), strict=True))
+    return tars | dict(zip(todo, watch_batches(loader), strict=True))

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, default_collate
 
 from diffclip.data.corpus import Corpus
 from diffclip.data.order import Items, Steps, seeds_of, whole_epoch, windowed_epoch
-from diffclip.data.workers import data_loader, watched
+from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import DiffCLIPError, Fault, InputError
 
 # Number of shards that are fetched at the same time, ahead of the workers.
@@ -116,7 +116,7 @@ class CaptionLoader:
         died, or no data within `timeout`, raises `DiffCLIPError`.
         """
         jobs = self._jobs.now = ((epoch, items) for items in self._items(epoch, start_batch))
-        for batch in watched(self._loader):
+        for batch in watch_batches(self._loader):
             if isinstance(batch, DiffCLIPError):
                 raise batch
             yield batch

@@ -21,7 +21,7 @@ from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
 from diffclip.data.images import IMAGE, SUFFIXES, read_image
 from diffclip.data.index import digest_of
 from diffclip.data.shards import MANIFEST
-from diffclip.data.workers import in_processes
+from diffclip.data.workers import map_processes
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import write_atomically, write_text
 
@@ -131,7 +131,7 @@ def make_shards(
     ]
     missing = [Fault(name, f"is not in {source}") for name in captions if name not in paths]
     totals = Made(len(jobs), faults=missing + uncaptioned)
-    for counts in in_processes(_write_shard, jobs, workers):
+    for counts in map_processes(_write_shard, jobs, workers):
         totals.samples += counts["samples"]
         totals.captions += counts["captions"]
         totals.faults += [Fault(name, reason) for name, reason in counts["faults"]]

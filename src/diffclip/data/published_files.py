@@ -28,10 +28,10 @@ from diffclip.data.published_sets import (
     command_for,
     files_of,
     is_there,
-    not_there,
+    missing_set_error,
     publishers_split,
 )
-from diffclip.errors import Fault, InputError, explained, require_group
+from diffclip.errors import Fault, InputError, explain_errors, require_group
 
 # Sets without splits: the number or the share of training images of each class; the other images are for testing.
 # As in TFDS: 30 per class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.
@@ -52,7 +52,7 @@ def open_files(name: str, split: str, place: Path) -> EvaluationSet:
     """Open one split from files in `place` that are not shards. Raise `InputError` if the split is missing or
     incomplete, or if clip_benchmark is needed but not installed."""
     if not is_there(name, split, place):
-        raise not_there(name, place.parent, split)
+        raise missing_set_error(name, place.parent, split)
     reader = PUBLISHED[name].reader
     if reader == "pairs":
         raise InputError(f"{name} is a set of pairs: try --task mmvp")
@@ -118,8 +118,8 @@ def _open_with_builder(name: str, split: str, place: Path) -> EvaluationSet:
 
     advice = f"remove it and fetch it again, {command_for(name, place.parent)}"
     # damaged lists and pickles raise nearly any error
-    with warnings.catch_warnings(), explained(f"{name} in {place} cannot be read", advice):
-        # the builder warns that it knows no splits of Caltech-101 and SUN397; `drawn_split` makes them
+    with warnings.catch_warnings(), explain_errors(f"{name} in {place} cannot be read", advice):
+        # the builder warns that it knows no splits of Caltech-101 and SUN397; `draw_split` makes them
         warnings.simplefilter("ignore")
         dataset: Any = build_dataset(
             name, root=str(place), split=publishers_split(name, split), download=False
@@ -133,7 +133,7 @@ def _open_with_builder(name: str, split: str, place: Path) -> EvaluationSet:
     indices = list(range(len(labels)))
     keys = [os.path.relpath(file, place) for file in files] if files else [f"{i:07d}" for i in indices]
     if name in _TRAIN_IMAGES:
-        indices = drawn_split(keys, labels, split, _TRAIN_IMAGES[name])
+        indices = draw_split(keys, labels, split, _TRAIN_IMAGES[name])
     return EvaluationSet(
         name,
         split,
@@ -146,7 +146,7 @@ def _open_with_builder(name: str, split: str, place: Path) -> EvaluationSet:
     )
 
 
-def drawn_split(keys: list[str], labels: list[int], split: str, train: int | float) -> list[int]:
+def draw_split(keys: list[str], labels: list[int], split: str, train: int | float) -> list[int]:
     """Draw a split of a set without splits: `train` images (or that share) of each class to train, the others to test.
 
     The draw depends only on the order of the keys and on the label of the class. At least one image of each class is
@@ -208,7 +208,7 @@ def open_choices(name: str, folder: Path) -> ChoiceSet:
     choices = []
     for file in files:
         advice = "give a file of items with filename, caption and negative_caption, as SugarCrepe's"
-        with explained(f"{file} cannot be read", advice):
+        with explain_errors(f"{file} cannot be read", advice):
             for item in json.loads(file.read_text(encoding="utf-8")).values():
                 image = images.setdefault(item["filename"], len(images))
                 choices.append(Choice(file.stem, image, item["caption"], item["negative_caption"]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import diffclip
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.files import cache_folder
 
 HUB = "https://huggingface.co/datasets"
@@ -202,7 +202,7 @@ def place_of(name: str, root: str | Path) -> Path:
     return next((place for place in places if place.exists()), places[0])
 
 
-def not_there(name: str, root: str | Path | None, split: str = "test") -> InputError:
+def missing_set_error(name: str, root: str | Path | None, split: str = "test") -> InputError:
     """Make the error for a published set that is not in ROOT/NAME, or whose ROOT is unknown."""
     entry, problem = PUBLISHED[name], f"needs --data-root FOLDER, with FOLDER/{name} in it"
     if root:
@@ -215,14 +215,14 @@ def not_there(name: str, root: str | Path | None, split: str = "test") -> InputE
     return InputError(f"{name} ({entry.title}, {entry.size} to download) {problem}; to get it: {command}")
 
 
-def by_hand(name: str, root: str | Path) -> str:
+def manual_commands(name: str, root: str | Path) -> str:
     """Return the commands for a set that `diffclip data download` cannot fetch; "" for the others."""
     return PUBLISHED[name].by_hand.format(place=shlex.quote(str(place_of(name, root))))
 
 
 def command_for(name: str, root: str | Path) -> str:
     """Return the shell command that gets a set."""
-    return by_hand(name, root) or f"diffclip data download {name} --root {shlex.quote(str(root))}"
+    return manual_commands(name, root) or f"diffclip data download {name} --root {shlex.quote(str(root))}"
 
 
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
@@ -236,18 +236,18 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
     if name in PUBLISHED and root is not None:
         # ROOT/NAME comes before a folder of that name in the working directory
         if not place_of(name, root).is_dir():
-            raise not_there(name, root)
+            raise missing_set_error(name, root)
         return place_of(name, root)
     if folder.is_dir():
         return folder
     if root is not None and (Path(root) / name).is_dir():
         return Path(root) / name
     if name in PUBLISHED:
-        raise not_there(name, root)
+        raise missing_set_error(name, root)
     if os.sep in name or folder.exists():
         raise InputError(f"{source} is not a folder: give one in clip_benchmark's layout, or 'scenes'")
     names = [*BUILT_IN, *PUBLISHED]
-    raise InputError(f"{unknown('set', name, names)}; or give a folder in clip_benchmark's layout")
+    raise InputError(f"{unknown_name('set', name, names)}; or give a folder in clip_benchmark's layout")
 
 
 def built_in_folder() -> Path:

@@ -24,9 +24,9 @@ from diffclip.data.index import (
     read_index,
     write_index,
 )
-from diffclip.data.shards import expand_braces, natural
+from diffclip.data.shards import expand_braces, natural_key
 from diffclip.errors import DiffCLIPError, InputError
-from diffclip.files import others_wait, write_atomically
+from diffclip.files import hold_lock, write_atomically
 
 _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
 # Addresses in a text: the part before the host, and the query, may hold a password or a key.
@@ -45,7 +45,7 @@ def is_remote(spec: str) -> bool:
     return _REMOTE.match(spec) is not None
 
 
-def shown(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """Hide users, passwords and queries of the addresses in `text`."""
     return _QUERY.sub(r"\1?…", _USER.sub("…@", text))
 
@@ -65,8 +65,8 @@ def expand_remote(spec: str) -> list[str]:
             urls = system.glob(path) if "*" in address else system.ls(path, detail=False)
             urls = [system.unstrip_protocol(url) for url in urls if url.partition("?")[0].endswith(".tar")]
         if not urls:
-            raise InputError(f"no .tar shards in {shown(address)}: check the address")
-        addresses += sorted(urls, key=lambda url: natural(Path(url)))
+            raise InputError(f"no .tar shards in {hide_secrets(address)}: check the address")
+        addresses += sorted(urls, key=lambda url: natural_key(Path(url)))
     return addresses
 
 
@@ -94,7 +94,7 @@ class RemoteShards:
         """Return the local copy of a shard. One process fetches it, others wait. A failure raises `DiffCLIPError`."""
         key = hashlib.sha256(f"{address} {self._marks[address]}".encode()).hexdigest()[:20]
         copy = self._folder / f"{key}.tar"
-        with others_wait(self._folder / f".{key}.lock"):
+        with hold_lock(self._folder / f".{key}.lock"):
             if not copy.exists():
                 with write_atomically(copy) as temporary, _opened(address) as (system, path):
                     system.get_file(path, str(temporary))
@@ -110,7 +110,7 @@ class RemoteShards:
             with _opened(address) as (system, path):
                 info = system.info(path)
         except _MissingError as error:
-            return Header("", {}, [str(error).removeprefix(f"{shown(address)} ")])
+            return Header("", {}, [str(error).removeprefix(f"{hide_secrets(address)} ")])
         mark = " ".join(str(info[key]) for key in _MARKS if info.get(key) is not None)
         self._marks[address] = mark
         if index := read_index(cached_index(address), mark, whole=False):
@@ -164,13 +164,13 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
     """Yield the file system of an address and the path in it; turn errors into one line."""
     from fsspec.core import url_to_fs
 
-    name = shown(address)
+    name = hide_secrets(address)
     try:
         yield url_to_fs(address)
     except DiffCLIPError:
         raise
     except (ImportError, ValueError) as error:
-        raise InputError(f"{name} cannot be read ({shown(str(error))}): check the address") from None
+        raise InputError(f"{name} cannot be read ({hide_secrets(str(error))}): check the address") from None
     # each protocol has errors of its own
     except Exception as error:
         # with http every failure is a FileNotFoundError; only its cause shows if the file is missing
@@ -182,7 +182,7 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
             ) from None
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None  # the disk of the copies is full
-        reason = " ".join(shown(str(cause)).split()) or type(cause).__name__
+        reason = " ".join(hide_secrets(str(cause)).split()) or type(cause).__name__
         raise DiffCLIPError(
             f"{name} cannot be read ({reason}): check the address and the network, or your credentials"
         ) from cause

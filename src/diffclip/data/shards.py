@@ -106,7 +106,7 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
                 advice = "several are a list in a recipe, '[first, second]', or words"
             raise InputError(f"{missing[0]} does not exist{which}: {advice}")
         for paths in matches.values():
-            for path in sorted(map(Path, sorted(paths)), key=natural):
+            for path in sorted(map(Path, sorted(paths)), key=natural_key):
                 shards += tar_files(path) if path.is_dir() else [path]
     if not shards:
         raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
@@ -125,10 +125,10 @@ def tar_files(folder: Path) -> list[Path]:
                 f"diffclip data make-shards {folder} FOLDER"
             )
         raise InputError(f"no .tar shards in folder {folder}: give the folder that holds them")
-    return sorted(tars, key=natural)
+    return sorted(tars, key=natural_key)
 
 
-def natural(path: Path) -> list[tuple[int, str]]:
+def natural_key(path: Path) -> list[tuple[int, str]]:
     """Sort key of a natural order: 2.tar before 10.tar."""
     return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", path.name)]
 

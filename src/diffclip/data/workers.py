@@ -50,7 +50,7 @@ def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) 
     )
 
 
-def in_processes(
+def map_processes(
     work: Callable[[Argument], Found], jobs: Sequence[Argument], workers: int
 ) -> Iterator[Found]:
     """Do the jobs in `workers` processes, or in this one, and yield the results in order. If a job fails or the
@@ -61,7 +61,7 @@ def in_processes(
     # forking a process that may hold threads (torch does) can deadlock
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            with blocked({signal.SIGINT}):  # Ctrl-C reaches all processes; only this one reacts
+            with block_signals({signal.SIGINT}):  # Ctrl-C reaches all processes; only this one reacts
                 futures = deque(pool.submit(work, job) for job in jobs)
             while futures:
                 yield futures.popleft().result()
@@ -79,7 +79,7 @@ def in_processes(
 
 
 @contextmanager
-def blocked(signals: set[signal.Signals]) -> Iterator[None]:
+def block_signals(signals: set[signal.Signals]) -> Iterator[None]:
     """Block `signals` in a `with` block. Processes that are started in it keep the signals blocked for good."""
     resource_tracker.ensure_running()  # if it started later, it would unblock the signals
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -110,7 +110,7 @@ def leave_signals_to_parent(worker: int) -> None:
     threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
-def watched(loader: DataLoader[Any]) -> Iterator[Any]:
+def watch_batches(loader: DataLoader[Any]) -> Iterator[Any]:
     """Yield the batches of `loader`. A worker that died, or no data within its `timeout`, raises `DiffCLIPError`."""
     batches = iter(loader)
     try:

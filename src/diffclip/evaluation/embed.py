@@ -24,7 +24,7 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 
 @contextmanager
-def evaluating(model: CLIP) -> Iterator[None]:
+def evaluation_mode(model: CLIP) -> Iterator[None]:
     """Switch to evaluation mode without gradients; the mode before is restored, also after an error."""
     was_training = model.training
     model.train(False)
@@ -64,10 +64,10 @@ def embed_texts(
         features.append(F.normalize(model.encode_text(tokenizer(batch).to(device), **extra).float(), dim=-1))
         if progress:
             progress("texts", len(batch), len(texts))
-    return checked(torch.cat(features)[torch.tensor(order).argsort().to(device)], "texts")
+    return check_embeddings(torch.cat(features)[torch.tensor(order).argsort().to(device)], "texts")
 
 
-def checked(features: Tensor, what: str) -> Tensor:
+def check_embeddings(features: Tensor, what: str) -> Tensor:
     """Return the embeddings [N, D] of `what` ("images", "texts") unchanged.
 
     Raises:
@@ -96,14 +96,14 @@ def embed_captioned(
         captions += batch_captions
     texts = [text for group in captions for text in group]
     owners = torch.tensor([image for image, group in enumerate(captions) for _ in group], dtype=torch.int64)
-    return joined(features), embed_texts(model, tokenizer, texts, progress=progress), owners
+    return join_embeddings(features), embed_texts(model, tokenizer, texts, progress=progress), owners
 
 
-def joined(features: list[Tensor]) -> Tensor:
+def join_embeddings(features: list[Tensor]) -> Tensor:
     """Join batches of image embeddings; raise `InputError` if there is no batch, or if an embedding is not finite."""
     if not features:
         raise InputError("there is no image to embed: the set is empty")
-    return checked(torch.cat(features), "images")
+    return check_embeddings(torch.cat(features), "images")
 
 
 def build_classifier(
@@ -123,7 +123,7 @@ def build_classifier(
             f"zero-shot needs class names and templates, got {len(classnames)} and {len(templates)}"
         )
     texts = [fill_template(template, name) for name in classnames for template in templates]
-    with evaluating(model):
+    with evaluation_mode(model):
         features = embed_texts(model, tokenizer, texts, batch_size, progress)
         return F.normalize(features.view(len(classnames), len(templates), -1).mean(1), dim=-1).T.contiguous()
 
@@ -184,15 +184,15 @@ class Setting(Generic[AnySet]):
         """Embed the images that can be read, [n, D], and return the position of each in the set."""
         features: list[Tensor] = []
         positions: list[int] = []
-        with evaluating(self.model):
+        with evaluation_mode(self.model):
             for batch in self.batches():
                 features.append(embed_images(self.model, batch.images))
                 positions += batch.positions
-            return joined(features), positions
+            return join_embeddings(features), positions
 
     def text_features(self, texts: Sequence[str]) -> Tensor:
         """Embed texts: [M, D]."""
-        with evaluating(self.model):
+        with evaluation_mode(self.model):
             return embed_texts(self.model, self.tokenizer, texts, progress=self.progress)
 
     def classifier(self) -> Tensor:

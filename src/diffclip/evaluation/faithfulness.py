@@ -20,7 +20,7 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Setting, checked, embed_images, evaluating
+from diffclip.evaluation.embed import Setting, check_embeddings, embed_images, evaluation_mode
 from diffclip.evaluation.focus import CENTER_PRIOR, IN_GRAPH, distinct_texts, texts_in_view
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.focus.maps import patch_grid
@@ -135,12 +135,12 @@ def _probabilities(
     side = images.shape[-1] // patch
     owners = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)
     parts = []
-    with evaluating(model):
+    with evaluation_mode(model):
         batches = (torch.split(values, at_once) for values in (owners, kept.flatten(0, 1)))
         for rows, masks in zip(*batches, strict=True):
             pixels = masks.view(-1, 1, side, side).to(images)
             pixels = pixels.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
-            features = checked(embed_images(model, images[rows] * pixels), "images")
+            features = check_embeddings(embed_images(model, images[rows] * pixels), "images")
             shares = (model.logit_scale.exp() * features @ texts.T).softmax(-1)
             parts.append(shares.gather(1, truth[rows][:, None])[:, 0].float().cpu())
         return torch.cat(parts).view(kept.shape[:2])

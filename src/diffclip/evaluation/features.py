@@ -19,7 +19,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.embed import Setting, evaluating, joined
+from diffclip.evaluation.embed import Setting, evaluation_mode, join_embeddings
 from diffclip.evaluation.suite import TRAIN
 
 METHOD = "class token before the projection"
@@ -81,13 +81,15 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
     if key not in setting.features:
         values: list[Tensor] = []
         labels: list[int] = []
-        with evaluating(model):
+        with evaluation_mode(model):
             for batch in replace(setting, data=data).batches(what=f"{data.split} images"):
                 images = batch.images.to(model.logit_scale, non_blocking=True)
                 values.append(model.visual(images).float().cpu())
                 labels += [data.labels[position] for position in batch.positions]
         # a clone, because tensors of inference mode cannot be trained on
-        features = Features(f"{data.name}/{data.split}", joined(values).clone(), torch.tensor(labels))
+        features = Features(
+            f"{data.name}/{data.split}", join_embeddings(values).clone(), torch.tensor(labels)
+        )
         setting.features[key] = features, list(data.faults)
     cached: tuple[Features, list[Fault]] = setting.features[key]
     setting.data.faults = list(dict.fromkeys(setting.data.faults + cached[1]))

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Setting, checked
+from diffclip.evaluation.embed import Setting, check_embeddings
 from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
 from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation, patch_grid, patch_part, rollout
 from diffclip.focus.recording import images_at_once, recording
-from diffclip.focus.relevance import gradients, image_logits, image_relevances, weighted
+from diffclip.focus.relevance import gradients, image_logits, image_relevances, weight_by_gradient
 from diffclip.model import CLIP
 
 OWN_MINUS_OTHER = "own minus other text"
@@ -153,12 +153,14 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
     owners = torch.arange(len(images)).repeat_interleave(texts.shape[1])
     with recording(model, "visual", gradients=True) as maps:
         logits = image_logits(model, images, texts)
-        checked(logits.detach(), "images")
+        check_embeddings(logits.detach(), "images")
         rows = []
         for column in logits.unbind(1):
             slopes = gradients(column, maps)
             rows.append(
-                torch.stack([_class_rows(weighted(*pair)) for pair in zip(maps, slopes, strict=True)], 1)
+                torch.stack(
+                    [_class_rows(weight_by_gradient(*pair)) for pair in zip(maps, slopes, strict=True)], 1
+                )
             )
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)

@@ -22,7 +22,7 @@ from torch import Tensor
 from diffclip.attention import AttentionMaps
 from diffclip.attention.heads import by_head
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import Setting, checked
+from diffclip.evaluation.embed import Setting, check_embeddings
 from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.focus import measures
@@ -79,7 +79,7 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
     ):
         images = images.requires_grad_(differential)
         embedded = model.encode_image(images, normalize=True)
-        checked(embedded.detach(), "images")
+        check_embeddings(embedded.detach(), "images")
         alignment = _gradient_cosine((embedded * texts).sum(), maps, images) if differential else None
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
     for layer, qkv, outputs in zip(maps, projected, tokens, strict=True):

@@ -27,7 +27,7 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.published_files import ChoiceSet
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.scores import Score, class_mean_score, mean_score, with_facts
 
@@ -155,7 +155,7 @@ def _read_rows(file: Path) -> tuple[list[str], list[str], list[list[str]]]:
         if not (number.isdecimal() and kind and statement):
             raise InputError(f"{file}, row {row} is not a number, a pattern and a statement: write {COLUMNS}")
         if kind not in _TYPES:
-            raise InputError(f"{file}, row {row}: {unknown('pattern', kind, PATTERNS)}")
+            raise InputError(f"{file}, row {row}: {unknown_name('pattern', kind, PATTERNS)}")
     keys = [f"{kind}/{number}.jpg" for number, kind, _ in fields]
     return keys, [_TYPES[kind] for _, kind, _ in fields], [[statement] for *_, statement in fields]
 

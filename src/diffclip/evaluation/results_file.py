@@ -19,7 +19,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
 from diffclip.evaluation.scores import Score
-from diffclip.files import others_wait, write_atomically, write_text
+from diffclip.files import hold_lock, write_atomically, write_text
 
 _TASK = (
     *("model", "weights", "seed", "task", "dataset"),
@@ -102,9 +102,7 @@ class ResultsFile:
         records = [score.record(**facts) for score in scores]
         key = _key(records[0], *_TASK)
         with (
-            nullcontext()
-            if self.path is None
-            else others_wait(self.path.with_name(f".{self.path.name}.lock"))
+            nullcontext() if self.path is None else hold_lock(self.path.with_name(f".{self.path.name}.lock"))
         ):
             self._read()
             if self._stamps.pop(key, stamp) != stamp:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import Setting, checked, embed_images, evaluating
+from diffclip.evaluation.embed import Setting, check_embeddings, embed_images, evaluation_mode
 from diffclip.evaluation.metrics import chance_at, classification_ranks
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.zero_shot import true_texts
@@ -57,13 +57,13 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
 
     positions: list[int] = []
     hits: dict[tuple[str, float], list[Tensor]] = {}
-    with frozen(model):
+    with freeze_parameters(model):
         for batch in setting.batches(setting.preprocess.pixels):
             pixels = batch.images.to(classifier.device) / 255
             truth = torch.tensor([labels[position] for position in batch.positions], device=pixels.device)
             start, signs = _draw_noise(setting.draw, batch.positions, pixels)
 
-            clean = checked(embed(pixels).detach(), "images")
+            clean = check_embeddings(embed(pixels).detach(), "images")
             batch_hits = {("adversarial_accuracy", 0.0): right(clean, truth)}
             for epsilon in EPSILONS:
                 attacked = pgd(partial(loss, truth), pixels, epsilon / 255, start)
@@ -107,13 +107,13 @@ def pgd(loss: Callable[[Tensor], Tensor], pixels: Tensor, epsilon: float, start:
 
 
 @contextmanager
-def frozen(model: CLIP) -> Iterator[None]:
+def freeze_parameters(model: CLIP) -> Iterator[None]:
     """Switch to evaluation mode with gradients for inputs, not for parameters; the state before is restored."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trainable:
             parameter.requires_grad_(False)
-        with evaluating(model), torch.inference_mode(False), torch.enable_grad():
+        with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
         for parameter in trainable:

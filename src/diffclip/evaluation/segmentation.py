@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffclip.data.masks import NOT_LABELED, SegmentedSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Setting, checked, evaluating
+from diffclip.evaluation.embed import Setting, check_embeddings, evaluation_mode
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.statistics import sums_interval
 from diffclip.model import READOUTS
@@ -32,13 +32,13 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
     classifier = setting.classifier()
     grid = model.config.vision.image_size // model.config.vision.patch_size
     counts: dict[str, list[Tensor]] = {readout: [] for readout in READOUTS}
-    with evaluating(model):
+    with evaluation_mode(model):
         for batch in setting.batches():
             truths = [data.classes_at(position) for position in batch.positions]
             images = batch.images.to(classifier.device, model.logit_scale.dtype)
             for readout in READOUTS:
                 patches = model.encode_patches(images, readout=readout).float()
-                checked(patches.flatten(0, 1), "patches")
+                check_embeddings(patches.flatten(0, 1), "patches")
                 cosines = (F.normalize(patches, dim=-1) @ classifier).mT.reshape(-1, classes, grid, grid)
                 counts[readout] += [
                     count_pixels(image_cosines, torch.from_numpy(truth).to(image_cosines.device)).cpu()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import Setting, embed_captioned, evaluating, fill_template
+from diffclip.evaluation.embed import Setting, embed_captioned, evaluation_mode, fill_template
 from diffclip.evaluation.metrics import (
     RECALL_AT,
     chance_at,
@@ -39,7 +39,7 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
     retrieval is averaged over the images that have captions; a hit is any own caption among the top k.
     """
     batches = ((batch.images, batch.captions or []) for batch in setting.batches())
-    with evaluating(setting.model):
+    with evaluation_mode(setting.model):
         embedded = embed_captioned(setting.model, setting.tokenizer, batches, setting.progress)
     images, _, owners = embedded
     to_image, to_text = retrieval_ranks(*embedded)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import AttentionMaps
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.model import CLIP
 
 TOWERS = ("visual", "text")
@@ -40,7 +40,7 @@ def recording(
         InputError: no such tower or layer.
     """
     if tower not in TOWERS:
-        raise unknown("tower", tower, TOWERS)
+        raise unknown_name("tower", tower, TOWERS)
     layers = model.attention_layers()[tower]
     if not -len(layers) <= first_layer < len(layers):
         raise InputError(f"the {tower} tower has {len(layers)} layers: there is no layer {first_layer}")

@@ -106,7 +106,7 @@ def gradients(logits: Tensor, maps: Sequence[AttentionMaps]) -> tuple[Tensor, ..
     return torch.autograd.grad(logits.sum(), [layer.combined for layer in maps], retain_graph=True)
 
 
-def weighted(maps: AttentionMaps, gradient: Tensor) -> Tensor:
+def weight_by_gradient(maps: AttentionMaps, gradient: Tensor) -> Tensor:
     """(∂y/∂A ⊙ A)⁺ of one layer, [B, H, N, N]."""
     return (gradient * maps.combined.detach()).clamp_min(0)
 
@@ -121,7 +121,7 @@ def relevance_of(
     tokens = maps[0].first.shape[-1]
     relevance = torch.eye(tokens, dtype=of[0].dtype, device=of[0].device).expand(len(of[0]), -1, -1)
     for layer, gradient in zip(maps, of, strict=True):
-        positive = weighted(layer, gradient)
+        positive = weight_by_gradient(layer, gradient)
         relevance = relevance + (positive.mean(1) if head is None else positive[:, head]) @ relevance
     return relevance[torch.arange(len(rows), device=rows.device), rows]
 
@@ -150,11 +150,11 @@ def grad_eclip_of(
     for layer, gradient in zip(maps, of, strict=True):
         row = gradient[samples, :, rows]
         channels = row.sum(1) if head is None else row[:, head]
-        total = total + loosened(layer, rows, among) * channels
+        total = total + spatial_weights(layer, rows, among) * channels
     return total.clamp_min(0) * among
 
 
-def loosened(maps: AttentionMaps, rows: Tensor, among: Tensor) -> Tensor:
+def spatial_weights(maps: AttentionMaps, rows: Tensor, among: Tensor) -> Tensor:
     """Compute the spatial weights Φ(cos(q, k_i)) for the queries of the tokens `rows` [B]: [B, N], scaled to [0, 1]
     over the tokens `among` [B, N]; 1 if all are equal."""
     assert maps.queries is not None

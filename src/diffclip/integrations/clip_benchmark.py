@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from diffclip.config import MODEL_NAMES, VARIANTS, variant_of
-from diffclip.errors import InputError, explained, require_group
+from diffclip.errors import InputError, explain_errors, require_group
 from diffclip.files import check_writable
 from diffclip.model_source import find_model, load_for_use
 
@@ -111,7 +111,7 @@ def run_command(arguments: list[str]) -> None:
         sys.argv = before
     if chosen.which == "build":
         wrong = "give JSON files of results that `diffclip benchmark eval` wrote"
-        with explained(f"{', '.join(chosen.files)} cannot be built into a table", wrong):
+        with explain_errors(f"{', '.join(chosen.files)} cannot be built into a table", wrong):
             cli.main_build(chosen)
         return
     # check now what would fail only after long work

@@ -32,8 +32,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffclip.config import MODEL_NAMES, CLIPConfig, name_of, named_config, parse_config, resized, variant_of
-from diffclip.errors import DiffCLIPError, InputError, unknown
+from diffclip.config import (
+    MODEL_NAMES,
+    CLIPConfig,
+    name_of,
+    named_config,
+    parse_config,
+    resize_config,
+    variant_of,
+)
+from diffclip.errors import DiffCLIPError, InputError, unknown_name
 from diffclip.model import CLIP
 from diffclip.model_source import locate, read_config
 from diffclip.weights import CONFIG_KEY, check_same, put_weights, read_weights
@@ -110,7 +118,7 @@ def run_command(arguments: Sequence[str]) -> int:
         models[words[position]] = config
     register(models)
     if position is not None and open_clip.get_model_config(words[position]) is None:
-        raise unknown("model", words[position], open_clip.list_models())
+        raise unknown_name("model", words[position], open_clip.list_models())
     # imported here and by name, because the program is optional and has no types
     return 1 if import_module("open_clip_train.main").main(words) else 0
 
@@ -263,7 +271,7 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
         fields["vision"]["patch_dropout"] = given["force_patch_dropout"]
     config = parse_config(fields, f"what is forced on {name}")
     if weights is None and size is not None:
-        config = resized(config, size)
+        config = resize_config(config, size)
     model = OpenCLIPModel(config)
     if weights is not None:
         state = dict(weights.state)

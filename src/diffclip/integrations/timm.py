@@ -28,7 +28,7 @@ from diffclip.attention import (
 )
 from diffclip.attention.module import LAMBDA_VECTORS
 from diffclip.config import PreprocessConfig, VisionConfig, lambda_init_of_layer, name_of, named_config
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.model import CLIP
 
 SIZES = {
@@ -81,7 +81,7 @@ class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm ha
         **rest: Any,
     ) -> None:
         if attention not in _LAYERS:
-            raise unknown("attention", attention, _LAYERS)
+            raise unknown_name("attention", attention, _LAYERS)
         if isinstance(lambda_init, str) and lambda_init != "dynamic":
             raise InputError(f'lambda_init {lambda_init!r} is neither a number nor "dynamic"')
         rest.setdefault("norm_layer", partial(LayerNorm, eps=norm_eps))

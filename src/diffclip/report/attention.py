@@ -154,7 +154,7 @@ def _lines(text: str, letters: int) -> int:
     return _wrapped(text, letters).count("\n") + 1 if text else 0
 
 
-def seen_by(image: Image.Image, loaded: Prepared) -> Pixels:
+def model_view(image: Image.Image, loaded: Prepared) -> Pixels:
     """Return the part of an image that a model sees, [S, S, 3]."""
     return np.asarray(visible_part(image, loaded[1], _SIDE))
 
@@ -179,7 +179,7 @@ def attend_figures(
         yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", list(found), floor)
 
 
-def abreast(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
+def arrange_blocks(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
     """Put as many blocks side by side as fit into `columns`; only the first row keeps its titles."""
     several = max(1, columns // len(blocks[0]))
     starts = range(0, len(blocks), several)

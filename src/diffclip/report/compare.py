@@ -193,7 +193,7 @@ def baselines_of(comparisons: pd.DataFrame) -> str:
     return " and ".join(dict.fromkeys(comparisons["against"]))
 
 
-def not_learned(results: Results) -> str:
+def not_learned_note(results: Results) -> str:
     """Say in which measures of single sets no model is shown to be above chance; "" if there are none."""
     records = results.records[results.records["task"] != "six-tasks"]
     values, fields = values_of(records), measures_of(records)

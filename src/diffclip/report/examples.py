@@ -20,11 +20,11 @@ from diffclip.focus.view import View
 from diffclip.report.attention import (
     RELEVANCE_FLOOR,
     Cell,
-    abreast,
+    arrange_blocks,
     grid_figure,
     map_cells,
     model_rows,
-    seen_by,
+    model_view,
 )
 from diffclip.report.page import Extra
 
@@ -40,7 +40,7 @@ def retrieval_examples(models: Mapping[str, Prepared], data: EvaluationSet, coun
     for number, (query, right) in enumerate(zip(queries, drawn, strict=True)):
         rows = []
         for label, loaded in models.items():
-            images = {index: seen_by(_read_image(data, index), loaded) for index in best[label][number]}
+            images = {index: model_view(_read_image(data, index), loaded) for index in best[label][number]}
             rows.append([Cell(image, title="right" * (index == right)) for index, image in images.items()])
         figure = grid_figure(rows, labels=list(models))
         figure.suptitle(textwrap.fill(f"“{query}”", 95), x=0.01, ha="left", fontsize=10, parse_math=False)
@@ -64,7 +64,7 @@ def attention_examples(
             maps[f"{label}\n{name}"] = values.numpy()
     rows = []
     for row, image in enumerate(images):
-        pixels = seen_by(image, next(iter(models.values())))
+        pixels = model_view(image, next(iter(models.values())))
         cells = [Cell(pixels, values[row], "" if row else title) for title, values in maps.items()]
         rows.append([Cell(pixels, title="" if row else "image"), *cells])
     return Extra(
@@ -107,7 +107,7 @@ def paper_figures(
     rows: list[list[Cell]] = []
     for text, image in pair.items():
         texts = [text, *(other for other in pair if other != text)]
-        views = {label: seen_by(image, loaded) for label, loaded in models.items()}
+        views = {label: model_view(image, loaded) for label, loaded in models.items()}
         rows += model_rows(attend(models, [image], texts), views, texts)
     note = f"{View().resolved(list(pair))}."
     title = "Figure 2: which patches speak for each text"
@@ -116,13 +116,13 @@ def paper_figures(
     figures = {"figure_2": Extra(title, summary, [drawing])}
     blocks = []
     for text, image in others:
-        cells = [Cell(seen_by(image, next(iter(models.values()))), caption=text)]
+        cells = [Cell(model_view(image, next(iter(models.values()))), caption=text)]
         for label, attended in attend(models, [image], [text]).items():
-            cells += map_cells(attended, 0, seen_by(image, models[label]), [label])
+            cells += map_cells(attended, 0, model_view(image, models[label]), [label])
         blocks.append(cells)
     if blocks:
         summary = f"Which patches of an image speak for its own {kind}, in {len(others)} more images {drawn}."
-        drawing = grid_figure(abreast(blocks, 6), note, floor=RELEVANCE_FLOOR)
+        drawing = grid_figure(arrange_blocks(blocks, 6), note, floor=RELEVANCE_FLOOR)
         figures["figure_6"] = Extra("Figure 6: models side by side", summary, [drawing])
     return figures
 

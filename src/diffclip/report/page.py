@@ -29,12 +29,12 @@ from diffclip.report.compare import (
     contrasts_of,
     headline,
     is_one_run_each,
-    not_learned,
+    not_learned_note,
     primary_of,
 )
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
-from diffclip.report.paper import claims_table, gains_in_words, marks, paper_tables
+from diffclip.report.paper import cc12m_gains, claims_table, format_gains, paper_tables
 from diffclip.report.style import png_of, style, write_png
 from diffclip.report.tables import BRACKETS, Table, comparison_table
 from diffclip.training.run_folder import METRICS_FILE, Run, read_run, run_folders
@@ -97,8 +97,8 @@ def build_report(
     if len(tasks) and not is_one_run_each(tasks):
         pairs = tasks[["model", "against"]].drop_duplicates()
         name = " − ".join(pairs.iloc[0]) if len(pairs) == 1 else f"Models − {baselines_of(tasks)}"
-        charts.append(figures.forest_chart(results, tasks, f"{name} by task", paper=marks()))
-        table = comparison_table(results, tasks, f"{name} by task", paper=gains_in_words())
+        charts.append(figures.forest_chart(results, tasks, f"{name} by task", paper=cc12m_gains()))
+        table = comparison_table(results, tasks, f"{name} by task", paper=format_gains())
     elif len(records):
         charts.append(figures.values_chart(results, measures, "Values"))
         note = f"{ONE_RUN} {BRACKETS}" if len(tasks) or results.seeds < 2 else BRACKETS
@@ -130,7 +130,7 @@ def build_report(
     drawn_charts = [chart for chart in charts if chart]
     protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
     unique = [str(text) for text in dict.fromkeys(protocols) if text][:40]
-    unlearned = "" if records.empty else not_learned(results)
+    unlearned = "" if records.empty else not_learned_note(results)
     return Report(title or _title(results, paths), summary, unlearned, drawn_charts, table, sections, unique)
 
 

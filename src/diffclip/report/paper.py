@@ -87,12 +87,12 @@ def paper_gains() -> dict[tuple[str, str, str], dict[str, float]]:
     return gains
 
 
-def marks() -> dict[tuple[str, str, str], float]:
+def cc12m_gains() -> dict[tuple[str, str, str], float]:
     """Return the gains on CC12M as fractions for a forest plot, by the keys of `paper_gains`."""
     return {key: gain["CC12M"] / 100 for key, gain in paper_gains().items() if "CC12M" in gain}
 
 
-def gains_in_words() -> dict[tuple[str, str, str], str]:
+def format_gains() -> dict[tuple[str, str, str], str]:
     """Return the gains as "CC3M +1.0, CC12M +0.3", by the keys of `paper_gains`."""
     return {
         key: ", ".join(f"{corpus} {percent(gain / 100, sign=True)}" for corpus, gain in gains.items())
@@ -130,7 +130,7 @@ def claims_table(results: Results) -> Table | None:
         panel, model, baseline = claims[row["measure"], row["model"], row["against"]]
         task = "minimal pairs" if panel == "mmvp" else panel
         numbers = percent(row["difference"], sign=True), interval(row["low"], row["high"], sign=True)
-        printed = gains_in_words()[panel, model, baseline]
+        printed = format_gains()[panel, model, baseline]
         rows.append([f"{model} − {baseline}", task, printed, *numbers, verdict_text(row)])
         classes.append(verdict_class(row))
     for name, printed, value, bounds in _costs(results, models):

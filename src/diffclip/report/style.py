@@ -78,7 +78,7 @@ def png_of(figure: Figure, dpi: int = 144) -> bytes:
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-    return with_palette(buffer.getvalue())
+    return quantize_png(buffer.getvalue())
 
 
 def write_png(file: Path, figure: Figure) -> Path:
@@ -88,7 +88,7 @@ def write_png(file: Path, figure: Figure) -> Path:
     return file
 
 
-def with_palette(png: bytes) -> bytes:
+def quantize_png(png: bytes) -> bytes:
     """Reduce a PNG to the 256 colors that fit it best."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:

@@ -91,7 +91,7 @@ class _Writer:
             for name, entry in COMMON_DETAILS.items()
             if spec.shape in entry.shapes and any(entry.without)
         ]
-        return {lacking(self.dice.pick(absent))} if absent else set()
+        return {absent_attribute(self.dice.pick(absent))} if absent else set()
 
     def ground(self, share: float) -> str:
         if not self.look or not self.dice.chance(share):
@@ -212,7 +212,7 @@ def join(items: Sequence[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-def lacking(detail: str) -> str:
+def absent_attribute(detail: str) -> str:
     """Name the attribute that an object lacks `detail`."""
     return f"no {detail}"
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.scenes.shapes import FORMS, TURN, extent
 from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
@@ -65,14 +65,14 @@ class Spec:
         return self.radius * extent(self.form)
 
 
-def stream(name: str, split: str, seed: int, index: int) -> np.random.Generator:
+def make_generator(name: str, split: str, seed: int, index: int) -> np.random.Generator:
     """Make the random generator of one purpose (`name`) for one image; it depends on these arguments alone.
 
     Raises:
         InputError: an unknown split, or a seed or index outside 0 … 2³²−1.
     """
     if split not in SPLITS:
-        raise unknown("split", split, SPLITS)
+        raise unknown_name("split", split, SPLITS)
     for label, value in (("seed", seed), ("index", index)):
         if not 0 <= value <= _LARGEST:
             raise InputError(f"{label} {value} is out of range: give a whole number from 0 to {_LARGEST}")
@@ -152,12 +152,12 @@ def _choose_all(dice: Dice, count: int, background: str, shape: str | None) -> l
     return specs
 
 
-def sized(spec: Spec, dice: Dice) -> Spec:
+def randomize_size(spec: Spec, dice: Dice) -> Spec:
     """Give `spec` a random radius within its size and a slight tilt, as if it was placed by hand."""
     return replace(spec, radius=SIZES[spec.size] * dice.between(0.95, 1.05), tilt=dice.between(-0.09, 0.09))
 
 
-def at_distance(spec: Spec, distance: str, dice: Dice) -> Spec:
+def place_at_distance(spec: Spec, distance: str, dice: Dice) -> Spec:
     """Put `spec` near the middle, seen from close up or from far away."""
     _detail, size, radius = DISTANCES[distance]
     x, y = dice.between(0.47, 0.53), dice.between(0.47, 0.53)
@@ -167,11 +167,11 @@ def at_distance(spec: Spec, distance: str, dice: Dice) -> Spec:
 
 def place(specs: list[Spec], dice: Dice) -> list[Spec]:
     """Give each object its radius and a place apart from the others; an object that fits nowhere gets smaller."""
-    specs = [sized(spec, dice) for spec in specs]
+    specs = [randomize_size(spec, dice) for spec in specs]
     for _attempt in range(200):
         placed: list[Spec] = []
         for spec in sorted(specs, key=lambda spec: -spec.radius):
-            spot = free_spot(spec.reach, placed, dice)
+            spot = find_spot(spec.reach, placed, dice)
             if spot is None:
                 break
             placed.append(replace(spec, x=spot[0], y=spot[1]))
@@ -181,7 +181,7 @@ def place(specs: list[Spec], dice: Dice) -> list[Spec]:
     raise AssertionError("small objects always fit")
 
 
-def free_spot(reach: float, placed: Sequence[Spec], dice: Dice) -> tuple[float, float] | None:
+def find_spot(reach: float, placed: Sequence[Spec], dice: Dice) -> tuple[float, float] | None:
     """Find a center for an object of this reach, apart from the objects that are placed; None after 30 tries."""
     low, room = reach + 0.02, 0.96 - 2 * reach
     taken = [(other.x, other.y, (reach + (other.reach + _GAP)) ** 2) for other in placed]
@@ -201,7 +201,7 @@ def scatter(count: int, specs: Sequence[Spec], dice: Dice) -> list[Spec]:
             dice.pick(DISTRACTORS), dice.pick(tuple(COLORS)), radius=radius, tilt=dice.between(0, 6.28)
         )
         low = spec.reach + 0.02
-        x, y = free_spot(spec.reach, placed, dice) or (dice.between(low, 1 - low), dice.between(low, 1 - low))
+        x, y = find_spot(spec.reach, placed, dice) or (dice.between(low, 1 - low), dice.between(low, 1 - low))
         placed.append(replace(spec, x=x, y=y))
     return placed[len(specs) :]
 
@@ -213,7 +213,7 @@ def _shrink_one(specs: list[Spec], dice: Dice) -> list[Spec]:
         smaller = replace(spec, size="medium")
     else:
         smaller = replace(spec, size="small", texture="plain", detail=None)
-    return [*specs[:largest], sized(smaller, dice), *specs[largest + 1 :]]
+    return [*specs[:largest], randomize_size(smaller, dice), *specs[largest + 1 :]]
 
 
 def lay_out(dice: Dice, objects: int | None, shape: str | None) -> tuple[str, list[Spec]]:
@@ -222,5 +222,5 @@ def lay_out(dice: Dice, objects: int | None, shape: str | None) -> tuple[str, li
     count = objects or dice.pick((1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4))
     specs = _choose_all(dice, count, background, shape)
     if count == 1 and dice.chance(_DISTANCE_SHARE):
-        return background, [at_distance(specs[0], dice.pick(tuple(DISTANCES)), dice)]
+        return background, [place_at_distance(specs[0], dice.pick(tuple(DISTANCES)), dice)]
     return background, place(specs, dice)

@@ -319,7 +319,7 @@ def _tile(name: str, size: int) -> Array:
     return np.ascontiguousarray(tile.transpose(2, 0, 1), dtype=np.float32)
 
 
-def ground(name: str, size: int, dice: Dice) -> Array:
+def cut_background(name: str, size: int, dice: Dice) -> Array:
     """Cut a background [3, size, size] out of its tile, and give it its own soft light; values are about 0 to 255."""
     left, top, flip, slope_x, slope_y, *gains = (dice.random() for _ in range(8))
     room = (_TILE - 1) * size

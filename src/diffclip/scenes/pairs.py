@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.data.published_sets import PATTERNS
-from diffclip.errors import unknown
-from diffclip.scenes.captions import NUMBERS, lacking, noun_phrase, place_of, plural
-from diffclip.scenes.layout import Dice, Spec, at_distance, choose_kind, place, stream
+from diffclip.errors import unknown_name
+from diffclip.scenes.captions import NUMBERS, absent_attribute, noun_phrase, place_of, plural
+from diffclip.scenes.layout import Dice, Spec, choose_kind, make_generator, place, place_at_distance
 from diffclip.scenes.scene import compose
 from diffclip.scenes.vocabulary import (
     BACKGROUNDS,
@@ -61,14 +61,14 @@ def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> Min
         InputError: an unknown pattern, a size outside 16 to 8192 pixels, or an index or seed out of range.
     """
     if pattern not in _PLANS:
-        raise unknown("pattern", pattern, PATTERNS)
+        raise unknown_name("pattern", pattern, PATTERNS)
     number = index * len(PATTERNS) + PATTERNS.index(pattern)
-    dice = Dice(stream("pairs", "test", seed, number))
+    dice = Dice(make_generator("pairs", "test", seed, number))
     background = dice.pick(tuple(BACKGROUNDS))
     *layouts, first_statement, second_statement = _PLANS[pattern](dice, background)
     # each image gets its ground from a fresh copy of one stream, so that the grounds are equal
     first, second = (
-        compose(specs, background, size, "plain", Dice(stream("ground", "test", seed, number)))[0]
+        compose(specs, background, size, "plain", Dice(make_generator("ground", "test", seed, number)))[0]
         for specs in layouts
     )
     if dice.chance(0.5):
@@ -121,7 +121,7 @@ def _with_and_without(details: dict[str, Detail], dice: Dice, background: str) -
     """Show an object with one of `details`, and the same object without it."""
     name = dice.pick([name for name, entry in details.items() if background not in entry.not_on])
     specs = _arrange(_subject(dice, background, details[name].shapes, name), dice, background)
-    return _plan(_change(specs, detail=name), specs, "detail", lacking(name))
+    return _plan(_change(specs, detail=name), specs, "detail", absent_attribute(name))
 
 
 def _orientation(dice: Dice, background: str) -> PairPlan:
@@ -191,7 +191,7 @@ def _text(dice: Dice, background: str) -> PairPlan:
 def _viewpoint(dice: Dice, background: str) -> PairPlan:
     if dice.chance(0.5):
         return _with_and_without(VIEWS, dice, background)
-    near = at_distance(_subject(dice, background, SHAPES), "near", dice)
+    near = place_at_distance(_subject(dice, background, SHAPES), "near", dice)
     far = replace(near, detail="far", size="small", radius=DISTANCES["far"][2])
     return _plan([near], [far], "detail")
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, product
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.scenes.captions import with_article
-from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator
 from diffclip.scenes.scene import Scene, draw_scene
 from diffclip.scenes.vocabulary import COLORS, SHAPES
 
@@ -92,13 +92,13 @@ def questions(
         InputError: an unknown sort of negatives, fewer than one image, or a seed out of range.
     """
     if negatives not in NEGATIVES:
-        raise unknown("sort of negatives", negatives, NEGATIVES)
+        raise unknown_name("sort of negatives", negatives, NEGATIVES)
     present_in, absent_from, ask = TOPICS[topic]
     present = {index: present_in(_specs(index, seed)) for index in question_indices(images, seed)}
     frequent = most_frequent(present.values())
     result: list[Question] = []
     for index, things in present.items():
-        dice = Dice(stream("questions", "test", seed, index))
+        dice = Dice(make_generator("questions", "test", seed, index))
         yes = dice.shuffle(things)[:EACH]
         no = absent_from(things, negatives, frequent, dice)
         for pair in zip(yes, no, strict=False):
@@ -134,4 +134,4 @@ def _objects(index: int) -> int:
 
 
 def _specs(index: int, seed: int) -> list[Spec]:
-    return lay_out(Dice(stream("scene", "test", seed, index)), _objects(index), None)[1]
+    return lay_out(Dice(make_generator("scene", "test", seed, index)), _objects(index), None)[1]

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from diffclip.data.published_sets import SHIFTS, Shift
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.scenes.captions import write_captions
-from diffclip.scenes.layout import Dice, Spec, lay_out, scatter, stream
-from diffclip.scenes.paint import Array, Mask, ground, paint, sketch
+from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator, scatter
+from diffclip.scenes.paint import Array, Mask, cut_background, paint, sketch
 from diffclip.scenes.vocabulary import SHAPES
 
 Style = Literal["plain"] | Shift
@@ -93,19 +93,19 @@ def draw_scene(
         InputError: an argument outside these ranges.
     """
     if style not in STYLES:
-        raise unknown("style", style, STYLES)
+        raise unknown_name("style", style, STYLES)
     if shape is not None and shape not in SHAPES:
-        raise unknown("shape", shape, SHAPES)
+        raise unknown_name("shape", shape, SHAPES)
     if objects is not None and not 1 <= objects <= 4:
         raise InputError(f"a scene has 1 to 4 objects, not {objects}")
     if not 0 <= distractors <= _MOST_DISTRACTORS:
         raise InputError(
             f"distractors {distractors} is out of range: give a number from 0 to {_MOST_DISTRACTORS}"
         )
-    dice = Dice(stream("scene", split, seed, index))
+    dice = Dice(make_generator("scene", split, seed, index))
     background, specs = lay_out(dice, objects, shape)
     captions = write_captions(specs, background, dice, look=style in ("plain", "noisy"))
-    clutter = scatter(distractors, specs, Dice(stream("distractors", split, seed, index)))
+    clutter = scatter(distractors, specs, Dice(make_generator("distractors", split, seed, index)))
     image, masks = compose(specs, background, size, style, dice, clutter)
     things = [_scene_object(spec, mask) for spec, mask in zip(specs, masks, strict=True)]
     return Scene(image, tuple(things), background, captions, style)
@@ -129,14 +129,14 @@ def compose(
         raise InputError(f"size {size} is too {wrong}: scenes have {_SMALLEST} to {_LARGEST:,} pixels")
     painted = [*distractors, *specs]
     if style == "sketch":
-        canvas = ground("paper", size, dice)
+        canvas = cut_background("paper", size, dice)
         masks = [sketch(canvas, spec) for spec in painted]
     elif style == "recoloured":
-        canvas = ground("velvet", size, dice)
+        canvas = cut_background("velvet", size, dice)
         step = int(dice.random() * 16)
         masks = [paint(canvas, spec, _pastel(spec.color, step)) for spec in painted]
     else:
-        canvas = ground(background, size, dice)
+        canvas = cut_background(background, size, dice)
         masks = [paint(canvas, spec) for spec in painted]
     image = np.clip(canvas + 0.5, 0, 255).astype(np.uint8).transpose(1, 2, 0).copy()
     return _spoil(image, dice) if style == "noisy" else image, masks[len(distractors) :]

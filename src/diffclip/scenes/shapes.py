@@ -131,7 +131,7 @@ FORMS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 @cache
-def table(form: str) -> Image.Image:
+def distance_table(form: str) -> Image.Image:
     """The signed distance of `form` as a float image of CELLS x CELLS over [-REACH, REACH]²."""
     axis = ((np.arange(CELLS, dtype=np.float32) + 0.5) / CELLS * 2 - 1) * np.float32(REACH)
     y, x = np.meshgrid(axis, axis, indexing="ij")
@@ -142,7 +142,7 @@ def table(form: str) -> Image.Image:
 def extent(form: str) -> float:
     """The distance from the center to the farthest point of `form`, in radii."""
     axis = ((np.arange(CELLS) + 0.5) / CELLS * 2 - 1) * REACH
-    y, x = np.nonzero(np.asarray(table(form)) < 0)
+    y, x = np.nonzero(np.asarray(distance_table(form)) < 0)
     return float(np.hypot(axis[y], axis[x]).max())
 
 
@@ -158,7 +158,7 @@ def sample(
     a, b, d, e = cosine / squash, sine, -sine / squash, cosine
     middle = CELLS / 2
     matrix = (a, b, middle - a * x - b * y, d, e, middle - d * x - e * y)
-    window = table(form).transform(
+    window = distance_table(form).transform(
         (width, height), Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR, fillcolor=REACH
     )
     distance: Array = np.asarray(window) * np.float32(radius * min(1.0, squash * 1.4))

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.published_sets import CHOICE_IMAGES, PAIR_IMAGES, PATTERNS, SHIFTS, built_in_folder
-from diffclip.data.workers import Progress, in_processes
-from diffclip.errors import InputError, explained
-from diffclip.files import disk_errors, others_wait, write_atomically, write_text
+from diffclip.data.workers import Progress, map_processes
+from diffclip.errors import InputError, explain_errors
+from diffclip.files import explain_disk_errors, hold_lock, write_atomically, write_text
 from diffclip.scenes.captions import NUMBERS
 from diffclip.scenes.pairs import minimal_pair
 from diffclip.scenes.questions import NEGATIVES, image_name, question_indices, question_scene, questions
@@ -104,17 +104,17 @@ def write_scenes(
     if all(job.target.exists() for job in jobs):
         return False  # the folder may be read-only
     # without the lock, another process would remove our temporary files as leftovers of a killed process
-    with others_wait(folder / ".lock"):
+    with hold_lock(folder / ".lock"):
         _check_folder(folder, settings, names)  # again: others may have drawn meanwhile
         if all(job.target.exists() for job in jobs):
             return False
-        with disk_errors(folder):
+        with explain_disk_errors(folder):
             for leftover in [leftover for name in names for leftover in (folder / name).rglob(".*.tmp")]:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         write_text(folder / MANIFEST, json.dumps(settings, indent=2) + "\n")
         _write_notes(folder, sets)
         total = sum(job.images for job in jobs)
-        for images in in_processes(Job.run, jobs, workers):
+        for images in map_processes(Job.run, jobs, workers):
             if progress is not None:
                 progress("images", images, total)
     return True
@@ -140,7 +140,7 @@ def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) ->
         if taken := [name for name in sorted(names) if (folder / name).exists()]:
             raise InputError(f"{folder} holds other things ({taken[0]}): choose an empty or new folder")
         return
-    with explained(f"{manifest} cannot be read", f"remove {folder} or choose another folder"):
+    with explain_errors(f"{manifest} cannot be read", f"remove {folder} or choose another folder"):
         # folders from before distractors existed lack this setting
         saved = {"distractors": 0, **json.loads(manifest.read_text(encoding="utf-8"))}
     differing = [

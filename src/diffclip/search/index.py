@@ -31,11 +31,11 @@ from torch.utils.data import Dataset
 from diffclip.data.images import find_images, read_image
 from diffclip.data.index import digest_of
 from diffclip.data.transforms import Transform
-from diffclip.data.workers import Progress, data_loader, watched
-from diffclip.errors import Fault, InputError, explained, sample_fault
-from diffclip.evaluation.embed import checked, embed_images, embed_texts, evaluating
+from diffclip.data.workers import Progress, data_loader, watch_batches
+from diffclip.errors import Fault, InputError, explain_errors, sample_fault
+from diffclip.evaluation.embed import check_embeddings, embed_images, embed_texts, evaluation_mode
 from diffclip.evaluation.features import weights_digest
-from diffclip.files import cache_folder, check_writable, disk_errors, write_atomically
+from diffclip.files import cache_folder, check_writable, explain_disk_errors, write_atomically
 from diffclip.model_source import Loaded
 
 LARGE = 1_000_000
@@ -171,10 +171,10 @@ class ImageIndex:
         loader = data_loader(images, workers, batch_size=batch_size, collate_fn=_collate)
         added = changed = 0
         last_save, save_seconds = time.monotonic(), 0.0
-        for batch, pixels, broken in watched(loader):
+        for batch, pixels, broken in watch_batches(loader):
             if batch:
-                with evaluating(self.loaded.model):
-                    embedded = checked(embed_images(self.loaded.model, pixels), "images")
+                with evaluation_mode(self.loaded.model):
+                    embedded = check_embeddings(embed_images(self.loaded.model, pixels), "images")
                 vectors.append(embedded.cpu().numpy().astype(np.float16))
             image_files += batch
             faulty += broken
@@ -201,14 +201,14 @@ class ImageIndex:
 
     def search_text(self, text: str, top: int) -> list[Hit]:
         """Find the images nearest to `text`, at most `top`, best first."""
-        with evaluating(self.loaded.model):
+        with evaluation_mode(self.loaded.model):
             return self._nearest(embed_texts(self.loaded.model, self.loaded.tokenizer, [text]), top)
 
     def search_image(self, image: Image.Image, top: int) -> list[Hit]:
         """Find the images nearest to `image`, at most `top`, best first."""
-        with evaluating(self.loaded.model):
+        with evaluation_mode(self.loaded.model):
             features = embed_images(self.loaded.model, self.loaded.preprocess(image)[None])
-            return self._nearest(checked(features, "images"), top)
+            return self._nearest(check_embeddings(features, "images"), top)
 
     def _nearest(self, query: Tensor, top: int) -> list[Hit]:
         """Find the images nearest to a unit vector [1, D], at most `top`, best first."""
@@ -295,11 +295,13 @@ def _is_same(known: ImageFile | None, file: ImageFile) -> bool:
 def _read_index(place: Path, about: About) -> Contents:
     """Read the index in the folder `place`, or return an empty index if there is none. Nothing is written."""
     if not (place / NAME).is_file():
-        with disk_errors(place):
+        with explain_disk_errors(place):
             if place.exists() and not all(map(_is_part, place.iterdir())):
                 raise InputError(f"{place} holds other files: choose a new or an empty folder for the index")
         return Contents([], np.empty((0, about.width), np.float16))
-    with explained(f"the index {place} is damaged", "remove that folder; the next search makes it again"):
+    with explain_errors(
+        f"the index {place} is damaged", "remove that folder; the next search makes it again"
+    ):
         try:
             return _read_files(place, about)
         except FileNotFoundError:  # another process has replaced the vectors meanwhile
@@ -338,7 +340,7 @@ def _write_index(place: Path, about: About, contents: Contents) -> Contents:
         for image in (*contents.found, *contents.faulty):
             fields = {key: value for key, value in vars(image).items() if value != ""}
             handle.write(json.dumps(fields) + "\n")
-    with disk_errors(place):
+    with explain_disk_errors(place):
         for file in place.iterdir():
             is_old = _is_part(file) and time.time() - file.stat().st_mtime > _ABANDONED
             if file.name == contents.name or (is_old and file.name != name):

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import torch
 
 from diffclip.data.published_sets import BUILT_IN
-from diffclip.data.workers import blocked
+from diffclip.data.workers import block_signals
 from diffclip.errors import DiffCLIPError, DivergedError, InputError, StoppedError
 from diffclip.evaluation.records import RESULTS_FILE
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
-from diffclip.files import cores, disk_errors, lock_file
+from diffclip.files import cores, explain_disk_errors, lock_file
 from diffclip.model_source import load_for_use
 from diffclip.scenes.write import draw_built_in, write_scenes
 from diffclip.study.plan import (
@@ -92,7 +92,7 @@ class Worker:
         self.connection, sender = context.Pipe(duplex=False)
         process_arguments = (sender, dict(os.environ), log, work, arguments)
         self.process = context.Process(target=_work, args=process_arguments)
-        with blocked(_JOB_SIGNALS):
+        with block_signals(_JOB_SIGNALS):
             self.process.start()
         sender.close()
 
@@ -190,7 +190,7 @@ def run_study(
         InputError: the folders cannot be used, or models or ablations are wanted and the sweep is not finished.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    with disk_errors(place.runs):
+    with explain_disk_errors(place.runs):
         place.runs.mkdir(parents=True, exist_ok=True)
     lock = lock_file(place.runs / ".lock")
     if isinstance(lock, str):
@@ -307,7 +307,7 @@ class _Grid:
         place, study, run = self.place, self.study, self.place.runs / planned.name
         status = "goes on" if run.exists() else "started"
         if run.exists() and _has_other_settings(run, planned):
-            with disk_errors(run):
+            with explain_disk_errors(run):
                 shutil.rmtree(run)
             status = "started again, as the run in its folder had other settings"
         self.say(f"{planned.name}: {status} ({self.tally.done} of {self.tally.total} runs done)")

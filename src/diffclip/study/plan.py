@@ -184,7 +184,7 @@ class Place:
     def entries(self, study: Study, planned: Planned) -> list[Entry]:
         """Return the entries that a trained run is evaluated with: those of its suite whose sets are available."""
         entries = SUITES[planned.suite] if planned.suite else ()
-        return [entry for entry in entries if not left_out(study, self, [entry])]
+        return [entry for entry in entries if not unavailable_sets(study, self, [entry])]
 
 
 def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
@@ -219,7 +219,7 @@ def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
         raise InputError(f"missing in {place.data}: {'; '.join(missing)}")
 
 
-def left_out(study: Study, place: Place, entries: Iterable[Entry]) -> list[str]:
+def unavailable_sets(study: Study, place: Place, entries: Iterable[Entry]) -> list[str]:
     """List the sets of `entries` that the evaluation leaves out: they are not in `data`, and no command downloads
     them."""
     missing = {} if study.scenes else missing_of(entries, place.data)

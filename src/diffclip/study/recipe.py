@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.suite import SUITES
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
@@ -207,7 +207,7 @@ def _check_primary(study: Study) -> None:
     metric = re.sub(r"_retrieval_recall@\d+$", "", primary.metric)
     known = ["score"] if primary.task == "validation" else [*METRICS, "average", "image", "text"]
     if metric not in known:
-        raise unknown("primary.metric", primary.metric, known)
+        raise unknown_name("primary.metric", primary.metric, known)
 
 
 def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:

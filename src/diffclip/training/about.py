@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import diffclip
-from diffclip.data.remote import shown
+from diffclip.data.remote import hide_secrets
 from diffclip.files import cores
 from diffclip.training.recipe import Recipe
 
@@ -68,7 +68,7 @@ def describe_start(
 
 def hide_credentials(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Hide the credentials in addresses in `facts`, and convert all values to JSON types."""
-    safe_facts: dict[str, Any] = json.loads(shown(json.dumps(facts, default=str, ensure_ascii=False)))
+    safe_facts: dict[str, Any] = json.loads(hide_secrets(json.dumps(facts, default=str, ensure_ascii=False)))
     return safe_facts
 
 

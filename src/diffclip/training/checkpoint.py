@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from diffclip.errors import InputError
-from diffclip.files import disk_errors, flush, write_text
-from diffclip.training.distributed import all_do, first_does, share
+from diffclip.files import explain_disk_errors, flush, write_text
+from diffclip.training.distributed import gather, run_on_all, run_on_first
 from diffclip.training.optimizer import load_optimizer, save_optimizer
 from diffclip.weights import save_tensors, save_weights
 
@@ -66,12 +66,12 @@ def save_checkpoint(
     earlier checkpoints stay as they were.
     """
     temporary = run / "checkpoints" / ".new.tmp"
-    folder, is_saved = first_does(fabric, lambda: _folder_for(run, progress))
+    folder, is_saved = run_on_first(fabric, lambda: _folder_for(run, progress))
     if is_saved:
         return folder
     try:
         _fill(fabric, temporary, model, optimizer, progress)
-        first_does(fabric, lambda: _publish(run, temporary, folder, best))
+        run_on_first(fabric, lambda: _publish(run, temporary, folder, best))
     finally:
         if fabric.global_rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -95,19 +95,19 @@ def _fill(
     states = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state()
-    by_rank = share(fabric, states)
+    by_rank = gather(fabric, states)
     # the weights of a sharded model are gathered in the first process
     weights: Any = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
 
     def make_folder() -> None:
-        with disk_errors(temporary):
+        with explain_disk_errors(temporary):
             shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed while writing
             temporary.mkdir(parents=True)
 
     def write() -> None:
-        with disk_errors(temporary.parent):
+        with explain_disk_errors(temporary.parent):
             save_optimizer(temporary, model, optimizer, fabric.global_rank, fabric.world_size)
             if first:
                 save_weights(model, temporary, weights)
@@ -119,19 +119,19 @@ def _fill(
                 save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
 
-    first_does(fabric, make_folder)
-    all_do(fabric, write)
+    run_on_first(fabric, make_folder)
+    run_on_all(fabric, write)
 
 
 def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
     """Rename `temporary`, which holds a whole checkpoint, to `folder`, and update the links."""
-    with disk_errors(folder):
+    with explain_disk_errors(folder):
         checksums = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
         write_text(temporary / FILES_FILE, json.dumps(checksums, indent=1) + "\n")
         flush(temporary)
     if best:  # before the rename: a run that is killed in between validates again
         _link(run, "best", folder)
-    with disk_errors(folder):
+    with explain_disk_errors(folder):
         os.replace(temporary, folder)
     if (previous := _target(run, "last")) is not None:
         _link(run, "previous", previous)
@@ -175,7 +175,7 @@ def choose_checkpoint(run: Path) -> Path | None:
     """
     damaged: dict[Path, str] = {}
     for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):
-        fault = damage(folder)
+        fault = find_damage(folder)
         if fault is None:
             for damaged_folder, message in damaged.items():
                 print(f"{message}: going on from {folder.name}", file=sys.stderr)
@@ -188,7 +188,7 @@ def choose_checkpoint(run: Path) -> Path | None:
     return None
 
 
-def damage(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Describe the first damaged file of a checkpoint; None if all files are as they were written."""
     try:
         for name, written in json.loads((folder / FILES_FILE).read_text(encoding="utf-8")).items():
@@ -216,7 +216,7 @@ def _target(run: Path, name: str) -> Path | None:
 def _link(run: Path, name: str, folder: Path) -> None:
     link = run / "checkpoints" / name
     temporary = link.with_name(f".{name}.tmp")
-    with disk_errors(link):
+    with explain_disk_errors(link):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(folder.name)
         os.replace(temporary, link)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.errors import DiffCLIPError
-from diffclip.training.launch import Hardware, StopRequest, leave_word
+from diffclip.training.launch import Hardware, StopRequest, pass_last_line
 from diffclip.training.optimizer import small_parameters
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def means(fabric: Any, *values: Tensor, own: Sequence[Tensor] = ()) -> list[floa
     return numbers
 
 
-def share(fabric: Any, value: Value) -> list[Value]:
+def gather(fabric: Any, value: Value) -> list[Value]:
     """Gather `value` from every process, ordered by rank."""
     if fabric.world_size == 1:
         return [value]
@@ -183,7 +183,7 @@ def share(fabric: Any, value: Value) -> list[Value]:
     return values
 
 
-def all_do(fabric: Any, work: Callable[[], Value]) -> Value:
+def run_on_all(fabric: Any, work: Callable[[], Value]) -> Value:
     """Call `work` in every process; the error (`Failure`) of the first process that fails is raised in all."""
     result, failure = _attempt(work)
     _raise_first(fabric, failure)
@@ -191,29 +191,29 @@ def all_do(fabric: Any, work: Callable[[], Value]) -> Value:
 
 
 def _raise_first(fabric: Any, failed: Failure | None) -> None:
-    for failure in share(fabric, failed):
+    for failure in gather(fabric, failed):
         if failure is not None:
             failure.shared = fabric.world_size > 1  # type: ignore[union-attr]
             raise failure
 
 
-def first_does(fabric: Any, work: Callable[[], Value]) -> Value:
+def run_on_first(fabric: Any, work: Callable[[], Value]) -> Value:
     """Call `work` in the first process alone; all processes return its result or raise its error."""
-    result = all_do(fabric, lambda: work() if fabric.global_rank == 0 else None)
-    shared_result: Any = share(fabric, result)[0]
+    result = run_on_all(fabric, lambda: work() if fabric.global_rank == 0 else None)
+    shared_result: Any = gather(fabric, result)[0]
     return shared_result  # type: ignore[no-any-return]
 
 
-def one_by_one(fabric: Any, work: Callable[[], Value]) -> Value:
+def run_first_then_others(fabric: Any, work: Callable[[], Value]) -> Value:
     """Call `work` in the first process of each node, then in the others, which may use the files that it wrote."""
     first = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0) == 0
-    early = all_do(fabric, lambda: work() if first else None)
-    late = all_do(fabric, lambda: None if first else work())
+    early = run_on_all(fabric, lambda: work() if first else None)
+    late = run_on_all(fabric, lambda: None if first else work())
     return early if first else late  # type: ignore[return-value]
 
 
 @contextmanager
-def telling_lost(fabric: Any) -> Iterator[None]:
+def explain_lost_processes(fabric: Any) -> Iterator[None]:
     """Turn the error of an exchange with a lost process into a `DiffCLIPError` of one line."""
     try:
         yield
@@ -227,7 +227,7 @@ def telling_lost(fabric: Any) -> Iterator[None]:
             f"killed or ran out of memory ({' '.join(text.split())[:120]}): read that process's last message, and go "
             "on with --resume"
         )
-        leave_word(line, lost=True)
+        pass_last_line(line, lost=True)
         raise DiffCLIPError(line) from None
 
 

@@ -53,7 +53,7 @@ class Hardware:
         cuda = torch.cuda.is_available() and self.accelerator != "cpu"
         if self.accelerator == "cuda" and not cuda:
             raise InputError("torch sees no GPU: leave --accelerator out, or give --accelerator cpu")
-        started = started_outside()
+        started = launched_sizes()
         if started is None:
             devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
             nodes = self.nodes
@@ -84,10 +84,10 @@ class Hardware:
     @property
     def must_launch(self) -> bool:
         """True if the run needs several processes and nothing has started them yet."""
-        return self.world > 1 and started_outside() is None
+        return self.world > 1 and launched_sizes() is None
 
 
-def started_outside() -> tuple[int, int] | None:
+def launched_sizes() -> tuple[int, int] | None:
     """Return (processes per node, nodes) if `torchrun`, `srun` or `launch` started this process, else None."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         devices = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -157,7 +157,7 @@ def _environment(hardware: Hardware, rank: int) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def leave_word(line: str, lost: bool = False) -> None:
+def pass_last_line(line: str, lost: bool = False) -> None:
     """Pass the last line of this process to the process that launched it, if there is one.
 
     `lost` means that another process failed first: a later timestamp makes `launch` show that process's line.

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
-from diffclip.files import check_writable, disk_errors, write_text
+from diffclip.files import check_writable, explain_disk_errors, write_text
 from diffclip.training.run_folder import (
     FINISHED,
     METRICS_FILE,
     TENSORBOARD_FOLDER,
     VALIDATION_FILE,
-    end_start,
     read_lines,
+    record_end,
 )
 
 # seconds between progress lines without a terminal
@@ -67,7 +67,7 @@ class RunLogger:
         self._ended: LastSteps = deque(maxlen=51)
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
-            forget_after(run / name, done)
+            drop_records_after(run / name, done)
         makers: dict[str, Callable[[], Any]] = {"TensorBoard": partial(_tensorboard_logger, run, done)}
         if wandb is not None:
             makers["Weights & Biases"] = partial(_wandb_logger, run, wandb, done, config or {})
@@ -88,12 +88,12 @@ class RunLogger:
     ) -> None:
         self._bar.stop()
         try:
-            with disk_errors(self._run):
+            with explain_disk_errors(self._run):
                 for name, logger in self._loggers.items():
                     logger.finalize("failed" if error else "success")
                     if name == "Weights & Biases":
                         logger.experiment.finish(exit_code=int(error is not None))
-                end_start(self._run, _format_error(error) if error else FINISHED, self._step, _peak_memory())
+                record_end(self._run, _format_error(error) if error else FINISHED, self._step, _peak_memory())
         except (OSError, InputError):
             if error is None:  # after an error, do not hide it behind a second one of a full disk
                 raise
@@ -135,9 +135,9 @@ class RunLogger:
 
     def _log(self, name: str, record: Mapping[str, Any], numbers: dict[str, float]) -> None:
         """Write `record` to the file `name`, and its `numbers` to the other loggers."""
-        with disk_errors(self._run / name), (self._run / name).open("a", encoding="utf-8") as file:
+        with explain_disk_errors(self._run / name), (self._run / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-        with disk_errors(self._run / TENSORBOARD_FOLDER):
+        with explain_disk_errors(self._run / TENSORBOARD_FOLDER):
             for logger in self._loggers.values():
                 logger.log_metrics(numbers, record["step"])
 
@@ -218,7 +218,7 @@ def _numbers(
     return numbers
 
 
-def forget_after(file: Path, step: int) -> None:
+def drop_records_after(file: Path, step: int) -> None:
     """Remove the records after `step` from `file`, and a line that was cut off."""
     if file.is_file():
         rows = [row for row in read_lines(file) if row["step"] <= step]

@@ -23,7 +23,7 @@ from diffclip.data.transforms import normalize
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, NotFiniteError, StoppedError
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.checkpoint import RunProgress, save_checkpoint
-from diffclip.training.distributed import agreed_batches, clip_gradients, means, share
+from diffclip.training.distributed import agreed_batches, clip_gradients, gather, means
 from diffclip.training.launch import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, learning_rate
@@ -154,7 +154,7 @@ class Trainer:
     def all_skipped(self) -> list[Fault]:
         """List the shards and samples that any process has skipped."""
         skipped = dict.fromkeys(self.loader.faults)  # the same in all processes
-        for part in share(self.fabric, self.skipped):
+        for part in gather(self.fabric, self.skipped):
             skipped |= part
         return list(skipped)
 

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diffclip.attention.module import LAMBDA_VECTORS
 from diffclip.config import CLIPConfig, name_of
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 from diffclip.model import CLIP
 from diffclip.training.distributed import blocks_of
 from diffclip.training.recipe import Recipe
@@ -82,7 +82,7 @@ def plan_run(
         InputError: unknown GPU, a batch that the processes cannot share equally, or an epoch without a whole batch.
     """
     if gpu not in GPUS:
-        raise unknown("gpu", gpu, GPUS)
+        raise unknown_name("gpu", gpu, GPUS)
     if recipe.batch_size % world:
         raise InputError(
             f"batch_size {recipe.batch_size} does not divide by {world} processes: change one of them"
@@ -164,7 +164,9 @@ def _count(config_json: str, backend: str, again: bool, precision: str) -> _Coun
     """Count a model without weights; `again` recomputes blocks in the backward pass (`grad_checkpointing`)."""
     config = CLIPConfig.model_validate_json(config_json)
     samples = 2  # not 1, as some operations treat that size as a special case
-    with weightless(config, "eager", again) as model:  # "eager", so that every entry of every map counts
+    with model_without_weights(
+        config, "eager", again
+    ) as model:  # "eager", so that every entry of every map counts
         images, tokens = make_batch(config, samples)
         with FlopCounterMode(display=False) as vision:
             features = model.encode_image(images).sum()
@@ -182,7 +184,7 @@ def _count(config_json: str, backend: str, again: bool, precision: str) -> _Coun
             tower.attention = "softmax" if tower.attention == "differential" else tower.attention
         backend = "sdpa"
     small, large = 32, 64
-    with weightless(config, backend, again) as model:
+    with model_without_weights(config, backend, again) as model:
         small_peak, large_peak = (
             peak_of_pass(model, *make_batch(config, n), precision) for n in (small, large)
         )
@@ -239,7 +241,9 @@ def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_siz
 
 
 @contextmanager
-def weightless(config: CLIPConfig, attention_backend: str = "sdpa", again: bool = False) -> Iterator[CLIP]:
+def model_without_weights(
+    config: CLIPConfig, attention_backend: str = "sdpa", again: bool = False
+) -> Iterator[CLIP]:
     """Make the model of `config` in training mode without values (torch's fake tensors). Tensors that are made within
     the context have no values either.
 

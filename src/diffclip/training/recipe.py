@@ -31,7 +31,7 @@ from diffclip.config import (
     Init,
     explain,
     named_config,
-    resized,
+    resize_config,
     variant_config,
     variant_of,
 )
@@ -143,7 +143,7 @@ class Recipe(Keys):
                 sizes = sizes | {"vision": {"image_size": self.image_size} | vision}
             config = variant_config(self.model, sizes)
             if self.image_size is not None:
-                config = resized(config, self.image_size)
+                config = resize_config(config, self.image_size)
         if {"mean", "std"} & (self.architecture or {}).get("preprocess", {}).keys():
             raise InputError("architecture.preprocess has a mean or std: data.statistics decides them")
         config.logit_bias = self.loss == "siglip"

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import diffclip
 from diffclip.config import explain
-from diffclip.errors import InputError, unknown
+from diffclip.errors import InputError, unknown_name
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 # prefixes of the built-in recipes that are not for `diffclip train`
@@ -46,7 +46,9 @@ def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: I
     except ValidationError as error:
         for fault in error.errors():
             if fault["type"] == "extra_forbidden":
-                raise unknown(f"{what} key", ".".join(map(str, fault["loc"])), _list_keys(kind)) from None
+                raise unknown_name(
+                    f"{what} key", ".".join(map(str, fault["loc"])), _list_keys(kind)
+                ) from None
         key = ".".join(map(str, error.errors()[0]["loc"]))
         words = {change.partition("=")[0]: change for change in changes}
         changed_key = next((name for name in words if f"{key}.".startswith(f"{name}.")), None)
@@ -78,7 +80,7 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
         return names[path.stem]
     excluded = tuple(other for other in _PREFIXES if other != prefix)
     offered = [name for name in names if name.startswith(prefix) and not name.startswith(excluded)]
-    raise unknown("recipe", source, offered)
+    raise unknown_name("recipe", source, offered)
 
 
 def recipe_folders() -> list[Path]:

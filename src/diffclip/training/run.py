@@ -19,11 +19,11 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.index import digest_of
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.remote import is_remote, shown
+from diffclip.data.remote import hide_secrets, is_remote
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
-from diffclip.files import disk_errors, write_text
+from diffclip.files import explain_disk_errors, write_text
 from diffclip.model import CLIP
 from diffclip.model_source import load
 from diffclip.tokenizer import Tokenizer
@@ -31,15 +31,15 @@ from diffclip.training.about import describe_start, hide_credentials
 from diffclip.training.checkpoint import RunProgress, choose_checkpoint, read_state, restore_checkpoint
 from diffclip.training.distributed import (
     SLOW_BF16,
-    all_do,
     blocks_of,
-    first_does,
+    explain_lost_processes,
+    gather,
     is_slow,
     make_fabric,
     native_precision,
-    one_by_one,
-    share,
-    telling_lost,
+    run_first_then_others,
+    run_on_all,
+    run_on_first,
 )
 from diffclip.training.launch import LAUNCHED_BY, Hardware, StopRequest, die_with_parent
 from diffclip.training.logging import RunLogger
@@ -93,8 +93,8 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         first = fabric.global_rank == 0
         if first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
-        resources.enter_context(telling_lost(fabric))
-        checkpoint = first_does(fabric, lambda: _find_checkpoint(recipe, run, resume, resources))
+        resources.enter_context(explain_lost_processes(fabric))
+        checkpoint = run_on_first(fabric, lambda: _find_checkpoint(recipe, run, resume, resources))
         finished = read_state(checkpoint) if checkpoint is not None else None
         if finished is not None and finished.epoch >= recipe.epochs:
             if first:
@@ -103,8 +103,8 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
                 )
             return Outcome(finished, rank=fabric.global_rank)
         trainer = _prepare(fabric, recipe, run, checkpoint, stop, resources)
-        hosts = share(fabric, platform.node())
-        trainer.logger = all_do(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
+        hosts = gather(fabric, platform.node())
+        trainer.logger = run_on_all(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
         with trainer.logger or nullcontext():
             stop.saves = True
             try:
@@ -142,7 +142,7 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
         return None
     val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
     if addresses := [spec for spec in val if is_remote(spec)]:
-        raise InputError(f"data.val {shown(addresses[0])} is an address: give shards on a disk")
+        raise InputError(f"data.val {hide_secrets(addresses[0])} is an address: give shards on a disk")
     shards = Shards(expand_shards(val))
     validation_set = caption_set("validation", "val", shards, recipe.data.caption_key)
     return validation_set if recipe.data.val_range is None else validation_set.part(*recipe.data.val_range)
@@ -156,7 +156,7 @@ def build_model(recipe: Recipe) -> CLIP:
     return model
 
 
-def take_weights(model: CLIP, source: str) -> None:
+def load_initial_weights(model: CLIP, source: str) -> None:
     """Fill `model` with the weights of a saved model; position embeddings are resampled if the image size differs. If
     the loss differs, the logit scale and bias keep their initial values. Another model, or a source that cannot be
     read, raises `InputError`."""
@@ -196,7 +196,7 @@ def _prepare(
     """
     rank, world = fabric.global_rank, fabric.world_size
     # the first process of a node copies remote shards for the others
-    loader, validation = one_by_one(
+    loader, validation = run_first_then_others(
         fabric, lambda: (open_training_data(recipe, rank, world), open_validation_data(recipe))
     )
     held.enter_context(closing(loader))
@@ -204,20 +204,20 @@ def _prepare(
     tokenizer("a text, to see that the vocabulary fits")
     model = build_model(recipe)
     if checkpoint is not None:
-        all_do(fabric, lambda: load_weights(model, checkpoint))
+        run_on_all(fabric, lambda: load_weights(model, checkpoint))
     elif recipe.weights is not None:
-        all_do(fabric, partial(take_weights, model, recipe.weights))
+        run_on_all(fabric, partial(load_initial_weights, model, recipe.weights))
 
     def claim() -> None:
         if checkpoint is None:
-            with disk_errors(run):
+            with explain_disk_errors(run):
                 run.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock_folder(run))
             if is_started(run):
                 raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
         write_text(run / RECIPE_FILE, recipe.to_yaml())
 
-    first_does(fabric, claim)
+    run_on_first(fabric, claim)
     torch.manual_seed(recipe.seed + rank)
     if recipe.compile:
         # each layer of DiffCLIP-dynamic has its own factor, and so its own compiled graph
@@ -248,7 +248,7 @@ def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run:
     """Raise `InputError` if the shards differ between processes or from those of the checkpoint; else note their order
     and the number of processes in `progress`."""
     order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
-    if len(set(share(fabric, order))) > 1:
+    if len(set(gather(fabric, order))) > 1:
         raise InputError("the processes do not see the same shards: give every node the same data")
     if progress.order not in (None, order):
         raise InputError(

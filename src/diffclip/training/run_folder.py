@@ -16,9 +16,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from diffclip.data.remote import shown
+from diffclip.data.remote import hide_secrets
 from diffclip.errors import InputError
-from diffclip.files import disk_errors, lock_file, write_text
+from diffclip.files import explain_disk_errors, lock_file, write_text
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import read_fields
 
@@ -50,7 +50,7 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
 
     `InputError` is raised for other files, a run without `resume`, a run of another recipe, and lost checkpoints.
     """
-    with disk_errors(run):
+    with explain_disk_errors(run):
         names = {path.name for path in run.iterdir()} if run.exists() else set()
     names = {name for name in names if not name.endswith(".tmp")}  # of a run killed while writing
     if is_started(run):
@@ -106,14 +106,14 @@ def add_start(run: Path, facts: Mapping[str, Any]) -> None:
     _write_starts(run, [*read_starts(run), dict(facts)])
 
 
-def end_start(run: Path, how: str, step: int, peak_memory: int) -> None:
+def record_end(run: Path, how: str, step: int, peak_memory: int) -> None:
     """Record that the last start of `run` ended after `step`; `how` is `FINISHED`, or one line about what stopped it.
 
     `peak_memory` is in bytes, of the process or of its GPU.
     """
     starts = read_starts(run)
     if starts:
-        ended = {"time": time.time(), "step": step, "how": shown(how), "peak_memory": peak_memory}
+        ended = {"time": time.time(), "step": step, "how": hide_secrets(how), "peak_memory": peak_memory}
         starts[-1]["ended"] = ended
         _write_starts(run, starts)
 

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import Fault
-from diffclip.evaluation.embed import embed_captioned, evaluating
+from diffclip.evaluation.embed import embed_captioned, evaluation_mode
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.focus.maps import correlation_by_layer
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
-from diffclip.training.distributed import first_does
+from diffclip.training.distributed import run_on_first
 from diffclip.training.recipe import Recipe
 
 # number of images, each with its first caption, whose maps are correlated
@@ -50,7 +50,7 @@ def validate(
     # as many images at a time as a forward pass in training
     batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // fabric.world_size)
     whole = _unshard(model, recipe.attention_backend)
-    return first_does(fabric, lambda: _validate(whole, data, tokenizer, recipe, batch_size))
+    return run_on_first(fabric, lambda: _validate(whole, data, tokenizer, recipe, batch_size))
 
 
 def _unshard(model: CLIP, attention_backend: str) -> CLIP:
@@ -81,7 +81,7 @@ def _validate(
             captions.extend(texts[0] for texts in batch_captions)
             yield batch.images, batch_captions
 
-    with evaluating(model):
+    with evaluation_mode(model):
         images, texts, owners = embed_captioned(model, tokenizer, captioned())
         inputs = {"visual": torch.stack(with_maps), "text": tokenizer(captions[:_WITH_MAPS])}
         correlation = {

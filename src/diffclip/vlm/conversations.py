@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from diffclip.config import explain
-from diffclip.errors import InputError, explained
+from diffclip.errors import InputError, explain_errors
 from diffclip.files import check_not_input, check_writable, printable, write_text
 
 IMAGE = "<image>"
@@ -74,7 +74,7 @@ class _Sample(BaseModel):
 def read_samples(json_file: str | Path) -> Iterator[Any]:
     """Yield the entries of a JSON list, or of JSON lines."""
     is_empty = True
-    with explained(f"cannot read {json_file}", _WANTED), open(json_file, encoding="utf-8-sig") as handle:
+    with explain_errors(f"cannot read {json_file}", _WANTED), open(json_file, encoding="utf-8-sig") as handle:
         is_list = handle.read(1 << 20).lstrip().startswith("[")
         handle.seek(0)
         samples = json.load(handle) if is_list else (json.loads(line) for line in handle if line.strip())

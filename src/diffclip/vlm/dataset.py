@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
 from diffclip.data.images import read_image
-from diffclip.errors import InputError, explained
-from diffclip.files import cache_folder, disk_errors, others_wait, printable, write_atomically
+from diffclip.errors import InputError, explain_errors
+from diffclip.files import cache_folder, explain_disk_errors, hold_lock, printable, write_atomically
 from diffclip.vlm.chat import IGNORED, Template, encode
 from diffclip.vlm.conversations import Conversation, Turn, parse_sample, read_samples
 
@@ -91,11 +91,11 @@ def open_conversations(json_file: str | Path, images: str | Path) -> Conversatio
             folder cannot be written.
     """
     file = Path(json_file)
-    with explained(f"cannot read {json_file}", "check the path of the conversations"):
+    with explain_errors(f"cannot read {json_file}", "check the path of the conversations"):
         status = file.stat()
     identity = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}\n{_FORMAT}"
     folder = cache_folder() / "conversations" / hashlib.sha256(identity.encode()).hexdigest()[:16]
-    with disk_errors(folder), others_wait(folder.with_suffix(".lock")):
+    with explain_disk_errors(folder), hold_lock(folder.with_suffix(".lock")):
         if not folder.is_dir():
             _make_index(file, folder)
     conversations = Conversations(str(json_file), folder)

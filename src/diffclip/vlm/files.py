@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from diffclip.errors import InputError, explained
+from diffclip.errors import InputError, explain_errors
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
 from diffclip.integrations.transformers.conversion import read_whole
@@ -34,7 +34,7 @@ def save_vlm(model: Any, processor: Any, folder: str | Path) -> None:
 def load_vlm(source: str | Path) -> tuple[Any, Any]:
     """Load a connected model (evaluation mode, on the CPU) and its processor, from a run or a saved model."""
     folder = model_folder(source)
-    with explained(f"{folder} {_NO_MODEL}", _WANTED):
+    with explain_errors(f"{folder} {_NO_MODEL}", _WANTED):
         model = read_whole(_untyped.AutoModelForImageTextToText, folder, folder, trust_remote_code=False)
         connector_of(model.config)
         processor = _untyped.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
@@ -71,7 +71,7 @@ def load_vision(source: str) -> tuple[Any, Any]:
 
 def load_language_model(source: str) -> tuple[Any, Any]:
     """Load a causal language model (float32, evaluation mode) and its tokenizer from a folder or the hub."""
-    with explained(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
+    with explain_errors(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
         config = _untyped.AutoConfig.from_pretrained(source, trust_remote_code=False)
         if type(config) not in _untyped.AutoModelForCausalLM._model_mapping:
             raise InputError(

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from diffclip.files import write_atomically
 from diffclip.scenes.captions import write_captions
-from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator
 from diffclip.scenes.questions import TOPICS
 from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
@@ -125,7 +125,7 @@ def _texts() -> Iterator[str]:
 
 
 def _scene(index: int) -> tuple[list[Spec], str, Dice]:
-    dice = Dice(stream("scene", "train", _SEED, _FIRST_SCENE + index))
+    dice = Dice(make_generator("scene", "train", _SEED, _FIRST_SCENE + index))
     background, specs = lay_out(dice, 1 + index % 4, None)
     return specs, background, dice
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from diffclip.data.index import digest_of, stamp
-from diffclip.errors import InputError, explained
+from diffclip.errors import InputError, explain_errors
 from diffclip.evaluation.records import parse_lines
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import sums_interval
@@ -98,7 +98,7 @@ def _file_name(split: str) -> str:
 
 
 def _read(file: Path) -> list[Question]:
-    with explained(f"cannot read {file}", f"POPE has the files {', '.join(map(_file_name, SPLITS))}"):
+    with explain_errors(f"cannot read {file}", f"POPE has the files {', '.join(map(_file_name, SPLITS))}"):
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     questions = parse_lines(lines, Question, file, "question")
     if not questions:

@@ -17,7 +17,7 @@ from diffclip.data.workers import Progress
 from diffclip.files import write_atomically, write_text
 from diffclip.scenes import draw_scene
 from diffclip.scenes.captions import NUMBERS, join, noun_phrase, with_article, write_captions
-from diffclip.scenes.layout import Dice, Spec, lay_out, stream
+from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator
 from diffclip.scenes.questions import EACH, NEGATIVES, TOPICS, image_name, most_frequent
 from diffclip.scenes.vocabulary import COLORS, SHAPES
 from diffclip.scenes.write import QUESTION_IMAGES, jpeg
@@ -74,7 +74,7 @@ def write_conversations(
     for index, (specs, captions) in enumerate(scenes):
         caption = captions[index % len(captions)]
         samples[0].append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
-        dice = Dice(stream("questions", "train", seed, index))
+        dice = Dice(make_generator("questions", "train", seed, index))
         for number in range(talks):
             samples[1].append(_sample(f"talk-{index}-{number}", index, _talk(specs, captions, often, dice)))
     for name, stage_samples in zip(STAGE_FILES, samples, strict=True):
@@ -143,7 +143,7 @@ def _objects(index: int) -> int:
 
 def _scene(index: int, seed: int) -> tuple[list[Spec], tuple[str, ...]]:
     """Return the objects and captions of a scene as `draw_scene` does, without its image."""
-    dice = Dice(stream("scene", "train", seed, index))
+    dice = Dice(make_generator("scene", "train", seed, index))
     background, specs = lay_out(dice, _objects(index), None)
     return specs, write_captions(specs, background, dice)
 

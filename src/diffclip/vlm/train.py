@@ -27,10 +27,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
-from diffclip.files import disk_errors, write_text
+from diffclip.files import explain_disk_errors, write_text
 from diffclip.training.distributed import has_bf16, native_precision
 from diffclip.training.launch import StopRequest
-from diffclip.training.logging import LastSteps, duration, forget_after, pace
+from diffclip.training.logging import LastSteps, drop_records_after, duration, pace
 from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, lock_folder
 from diffclip.vlm.chat import TEMPLATES, image_tokens
 from diffclip.vlm.dataset import ConversationSet, GroupedOrder, collate, open_conversations
@@ -136,7 +136,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     """Check, without writing anything, that a run of `recipe` (with one stage) may start or continue in `run`."""
-    with disk_errors(run):
+    with explain_disk_errors(run):
         names = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
     if not resume or RECIPE_FILE not in names:
         if not resume and (is_finished(run) or checkpoints(run)):
@@ -166,7 +166,7 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
     Args:
         samples: digest of the conversations; their file may have moved.
     """
-    with disk_errors(run):
+    with explain_disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)
     file, complete = run / _SAMPLES_FILE, checkpoints(run)
@@ -244,7 +244,7 @@ class StageTrainer(Trainer):
     def fit(self, resume: bool) -> None:
         """Train to the end, from the last checkpoint of the run if `resume` is set."""
         folders = checkpoints(self._run) if resume else []
-        with disk_errors(self._run):
+        with explain_disk_errors(self._run):
             try:
                 self.train(resume_from_checkpoint=str(folders[-1]) if folders else None)
             except InputError as error:
@@ -294,7 +294,7 @@ class Reporter(TrainerCallback):
         self._ended: LastSteps = deque(maxlen=51)
         self._add(state.global_step)
         if state.is_world_process_zero:
-            forget_after(self._run / METRICS_FILE, state.global_step)
+            drop_records_after(self._run / METRICS_FILE, state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch of the order here: in a resumed run of several processes the DataLoader does not set it."""
@@ -341,7 +341,7 @@ class Reporter(TrainerCallback):
             "time": round(time.time(), 3),
             "seconds_left": round(remaining, 1),
         }
-        with disk_errors(self._run / METRICS_FILE), (self._run / METRICS_FILE).open("a") as file:
+        with explain_disk_errors(self._run / METRICS_FILE), (self._run / METRICS_FILE).open("a") as file:
             file.write(json.dumps(record) + "\n")
         if time.monotonic() - self._last_line > _LINE_EVERY or step == state.max_steps:
             self._last_line = time.monotonic()

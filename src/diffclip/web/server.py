@@ -43,7 +43,7 @@ def pick_port(host: str, port: int) -> int:
 
 
 def serve(page: AbstractContextManager[str]) -> None:
-    """Keep the page of `served` open until the process is asked to stop."""
+    """Keep the page of `serve_in_background` open until the process is asked to stop."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         # nohup makes the process ignore that its terminal closes: keep it so
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -54,7 +54,7 @@ def serve(page: AbstractContextManager[str]) -> None:
 
 
 @contextmanager
-def served(
+def serve_in_background(
     models: Sequence[tuple[str, Loaded]],
     folder: Path | None,
     host: str,

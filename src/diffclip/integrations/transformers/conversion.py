@@ -250,7 +250,7 @@ def save_transformers(model: CLIP, folder: str | Path) -> None:
     """
     config = model.config
     whole = config.text.vocab_size >= VOCABULARY
-    with write_atomically(folder) as temporary, no_progress_bar():
+    with write_atomically(folder) as temporary, hide_progress_bar():
         from_diffclip(model).save_pretrained(temporary)
         (processor_of(config) if whole else image_processor_of(config)).save_pretrained(temporary)
 
@@ -274,7 +274,7 @@ def read_whole(kind: Any, place: str | Path, source: str | Path, exact: bool = F
 
 
 @contextmanager
-def no_progress_bar() -> Iterator[None]:
+def hide_progress_bar() -> Iterator[None]:
     """Hide transformers' progress bars: loading takes a second, and the command line has its own progress bar."""
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
