@@ -70,7 +70,7 @@ def write_json(file: Path, content: object) -> None:
 def run_ahead(
     work: Callable[..., None], jobs: Iterable[tuple[Any, ...]], workers: int, seconds: float
 ) -> None:
-    """Compile kernels ahead of their use: call `work` with each job in `workers` processes, for at most `seconds`.
+    """Compile kernels ahead of their use: call `work` with each job in `workers` processes, until `seconds` are over.
     Triton keeps the kernels on disk. Failures are only counted here; they appear again at the first use."""
     jobs = list(jobs)
     if workers <= 1 or not jobs:
@@ -86,7 +86,7 @@ def ended(
 ) -> Iterator[Any | BaseException]:
     """Call `work` with each job in a pool of processes; yield the result or the exception of each job as it ends.
 
-    Jobs that have not ended after `seconds` are left out, and no further job is started.
+    Jobs that have not ended after `seconds` are left out: waiting jobs are canceled, running jobs are waited for.
     """
     pool = ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context("spawn"))
     futures = [pool.submit(work, *job) for job in jobs]

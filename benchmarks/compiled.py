@@ -4,7 +4,7 @@
 
 Every candidate of every kernel for the main shapes is compiled for sm_90 (H100, H200) as Triton's launcher does it. The
 results go to compiled_sm90.json, with Triton's version. `loop` is the number of instructions in the longest loop,
-`wgmma` the number of matrix products, `waits` the numbers of copies that loops leave in flight when they wait.
+`wgmma` the number of matrix instructions, `waits` the numbers of copies that loops leave in flight when they wait.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def compile_for(capability: int, kernel: Any, given: dict[str, Any]) -> Any:
 
 
 def report(compiled: Any) -> dict[str, Any]:
-    """Return registers, stack (spilled) bytes, shared memory, and `wgmma`, `waits` and `loop` of the machine code."""
+    """Return registers, stack (spilled) bytes, shared memory, `wgmma` and `waits` of the PTX, and the SASS's `loop`."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.experiments [--results benchmarks/results] [--docs docs] [--runs runs/study_a]
 
-Experiment A is a study like any other: `diffclip report benchmarks/results/study_a` makes its page. With --runs, the
-folder of A's runs, this program also estimates how far A's differences would move with other test images, and writes
-study_a/over_images.json and study_a_images.md.
+Experiment A is a study like any other: `diffclip report benchmarks/results/study_a --markdown …` makes its page. With
+--runs, the folder of A's runs, this program also estimates how far A's differences would move with other test images,
+and writes study_a/over_images.json and study_a_images.md.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _speed_to_best(result: Result | None, tokens: int, kind: str) -> float | Non
 
 
 def _step_ratio(result: Result | None, kind: str, batch: int, what: str, other: str) -> float | None:
-    """Divide our number by that of the model `other`, in the compiled section."""
+    """Divide our number by the number of the model `other`, in the compiled section."""
     for entry in (result or {}).get("sections", ()):
         if (entry["kind"], entry["batch"]) == (kind, batch) and entry["compiled"]:
             ours, theirs = (entry["rows"].get(name, {}).get(what) for name in (OURS, other))

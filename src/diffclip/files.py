@@ -1,4 +1,4 @@
-"""Write files atomically: to a temporary name beside the target, which is then renamed."""
+"""Write files atomically: first under a temporary name beside the target, then renamed to the target."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def write_atomically(target: str | Path) -> Iterator[Path]:
             yield target
             return
         destination = Path(os.path.realpath(target))
-        # does not contain the target's name, which may have the greatest length of a name already
+        # without the target's name, which may already have the maximum length
         temporary = destination.parent / f".{uuid.uuid4().hex[:8]}.tmp"
         destination.parent.mkdir(parents=True, exist_ok=True)
         try:

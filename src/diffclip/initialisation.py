@@ -1,9 +1,9 @@
 """Initialize parameters. Each draw is seeded with the parameter's name: two models agree where they share names.
 
 `matched` follows SLIP everywhere: timm's initialization for the vision tower (Linear weights truncated normal 0.02,
-zero biases), OpenAI's scaled normals with zero attention biases for the text tower. `published` follows the published
-DiffCLIP code. That code makes its vision blocks after timm has initialized the original blocks, so their Linear layers
-keep torch's default. Its text attention keeps torch's default biases.
+zero biases), OpenAI's scaled normals with zero attention biases for the text tower. `published` differs only in
+differential towers, as the published DiffCLIP code does. That code makes its vision blocks after timm has initialized
+the original blocks, so their Linear layers keep torch's default. Its text attention keeps torch's default biases.
 Sources: SLIP (github.com/facebookresearch/SLIP, models.py), DiffCLIP (github.com/hammoudhasan/DiffCLIP).
 """
 

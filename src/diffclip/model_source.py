@@ -157,7 +157,7 @@ def load_for_use(source: str, model_name: str | None = None, image_size: int | N
     """Load the model that `source` names.
 
     Args:
-        source: as for `diffclip.load`, or a model's name for random weights, of which a line on stderr warns.
+        source: as for `diffclip.load`, or a model's name for random weights, with a warning on stderr.
         model_name: the model in a file that does not tell it (a published DiffCLIP-dynamic).
         image_size: take images of this size; None: the model's own.
 

@@ -1,4 +1,4 @@
-"""The fused kernels: one computes both maps, their difference, the product with V, the head norm and its factor.
+"""Fused kernels: one launch forward for both maps, their difference, the product with V, head norm and factor.
 
 Plain attention uses torch's own fused kernel.
 """
@@ -93,7 +93,7 @@ def differential(
 def differential_packed(
     qkv: Tensor, heads: int, lam: Tensor, causal: bool, gain: Tensor | None, eps: float, out_scale: float
 ) -> Tensor:
-    """Do the same for qkv [B, N, 3·C] from one projection; return [B, H, N, e]."""
+    """Compute `differential` for qkv [B, N, 3·C] from one projection; return [B, H, N, e]."""
     from diffclip.attention.kernels.operator import fused_attention_packed
 
     batch, tokens, _ = qkv.shape

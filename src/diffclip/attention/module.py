@@ -48,7 +48,7 @@ class AttentionMaps:
 
 
 class SelfAttention(nn.Module, ABC):
-    """The base of all layers. `backend` is the operator's; training drops the share `attn_drop` of each map."""
+    """The base of all layers. The operator runs on `backend`; training drops the share `attn_drop` of each map."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from diffclip.attention.module import AttentionMaps, LambdaAttention, SelfAttent
 
 
 class PairedAttention(SelfAttention):
-    """(A1 − λ·A2)·V: plain attention with a second query, λ, and perhaps a second key, for each head.
+    """(A1 − λ·A2)·V: plain attention with λ, a second query for each head, and perhaps a second key.
 
     `qkv` and `out_proj` are as in plain attention, so that a plain model with the same seed starts with the same values
     in them.

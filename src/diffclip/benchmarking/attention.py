@@ -108,7 +108,7 @@ def _prepare(
 
 
 def _count_sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
-    """Count the input sets to use: on a GPU they exceed its cache several times, so that its memory is measured."""
+    """Count the input sets: on a GPU several times its cache, so that inputs are read from memory, not from cache."""
     if device.type != "cuda":
         return 1  # a layer in a model has its inputs in the cache too
     cache = torch.cuda.get_device_properties(device).L2_cache_size

@@ -67,7 +67,7 @@ def _time_by_clock(calls: Sequence[Call]) -> float:
 
 
 def _time_by_events(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the milliseconds of one `run`. An untimed one goes first, so that the GPU never waits for the host."""
+    """Return the milliseconds of one `run`. An untimed run goes first, so that the GPU never waits for the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):  # the events are on its stream
         run()

@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _stop_early(number: int, frame: FrameType | None) -> None:
-    """Exit with code 75, as the training loop does, when a signal comes before or after there is anything to save."""
+    """Exit with code 75, as the training loop does, if a signal comes before or after it, with nothing to save."""
     if "DIFFCLIP_LAUNCHED_BY" not in os.environ:  # else the launcher process prints a line
         os.write(2, b"diffclip: asked to stop outside of the steps: run the command again with --resume\n")
     os._exit(75)

@@ -101,8 +101,8 @@ def read_images(
 
 @contextmanager
 def show_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
-    """Yield a callback that shows a bar, followed by `title`, for each kind of item until the block ends. `totals` has
-    the number of items of a kind, for a caller of the callback that does not know it."""
+    """Yield a callback that shows a bar with `title` for each kind of item (without a terminal: lines) until the block
+    ends. `totals` has the number of items of a kind, for a caller of the callback that does not know it."""
     if not sys.stderr.isatty():
         yield _make_line_printer(title, totals)
         return

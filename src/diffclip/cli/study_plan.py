@@ -87,8 +87,8 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
 def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:
     """Yield model, seed and value of the primary metric: the results, then scores of the grids, then of the sweep.
 
-    The scores are those of runs.jsonl: mean recalls on the validation images, which stand in for other images until
-    these are measured. Each setting of the sweep counts as a model, because the sweep shows the variance first.
+    Scores are from runs.jsonl: mean recalls on the validation images, which stand in for other images until these are
+    measured. Each setting of the sweep counts as a model: its seeds show the variance before the models are trained.
     """
     primary, columns = study.primary, ["model", "seed", "value"]
     if (folder / RESULTS_FILE).is_file():

@@ -31,7 +31,7 @@ def show_dry_run(
 ) -> None:
     """Check the data of a run, and print its plan on `hardware`; the GPUs need not be here. Write nothing.
 
-    Print the reasons why the run cannot start on stderr, and raise the last one as `InputError`.
+    If the run cannot start, raise the last reason as `InputError`, and print the other reasons on stderr.
     """
     devices = hardware.devices
     if devices == "auto":  # count the devices of this node; the plan may be for many nodes

@@ -63,8 +63,8 @@ class Tower(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported tower. `size` has the bytes of its file and weights. `error` is the largest distance between a
-    feature vector of onnxruntime and that of torch, both of length 1."""
+    """An exported tower. `size` is the bytes of its file and weights. `error` is the largest distance between the
+    feature vectors of onnxruntime and torch for the same input, both of length 1."""
 
     tower: Tower
     file: Path

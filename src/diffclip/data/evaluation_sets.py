@@ -57,8 +57,8 @@ def has_split(source: str | Path, split: str, root: str | Path | None = None) ->
 
 
 def set_name(source: str | Path, folder: Path) -> str:
-    """Return the name of the set `source`: of a built-in or published set, or of the folder. The folder of a published
-    set may have the prefix of clip_benchmark's repositories, which is removed."""
+    """Return the name of a set: `source` itself for a built-in or published set, else the name of its folder. If the
+    folder has a published set's name after the prefixes of clip_benchmark's repositories, they are removed."""
     if str(source) in BUILT_IN or (str(source) in PUBLISHED and folder != Path(source).expanduser()):
         return str(source)
     bare = folder.absolute().name.removeprefix("wds_").removeprefix("vtab-")

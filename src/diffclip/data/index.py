@@ -57,7 +57,7 @@ class Header:
     """The summary of a shard.
 
     Attributes:
-        stamp: size and time of the shard; while they stay the same, the content counts as unchanged.
+        stamp: size and time of the shard (remote: values of its server); the same stamp counts as the same content.
         samples: extensions, joined by spaces → the number of samples with exactly these members, not empty.
         faults: why parts of the shard are skipped.
     """
@@ -234,7 +234,7 @@ def cached_index(place: str) -> Path:
 
 
 def open_tar(path: Path) -> Tar:
-    """Open a shard with its index. If there is no index, make it and keep it in the user's cache folder.
+    """Open a shard with its index. Without an up-to-date index, make one and keep it in the user's cache folder.
 
     A broken shard has `faults`, and the samples before the fault. A shard that cannot be opened has only `faults`.
     """
@@ -260,6 +260,6 @@ def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
     if len(todo) <= 8:  # done before other processes would have started; threads would not run in parallel
         return tars | {path: open_tar(path) for path in todo}
     print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-    # the workers are forked, so that a script needs no `__main__` guard; `open_tar` makes the shard of each path
+    # the workers are forked, so that a script needs no `__main__` guard; `open_tar` opens the shard of each path
     loader = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_tar)
     return tars | dict(zip(todo, watch_batches(loader), strict=True))

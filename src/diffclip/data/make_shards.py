@@ -99,7 +99,7 @@ def make_shards(
         Counts, with the faults of images that are missing, broken or without captions.
 
     Raises:
-        InputError: no image is found, or `folder` holds shards of other settings, images or captions.
+        InputError: no image is found, or `folder` holds other shards: of other settings, images, captions or origin.
     """
     uncaptioned = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
     captions = {name: texts for name, texts in captions.items() if texts}

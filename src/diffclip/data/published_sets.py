@@ -40,7 +40,7 @@ class PublishedSet:
             class folders, "captions" of images with captions, "choices" of SugarCrepe. Only task mmvp reads "pairs".
         files: the files and folders that a split needs in ROOT/NAME: the folder of images, then the file of captions.
             {split} stands for the publisher's name of the split.
-        archives: addresses of the files to fetch and unpack, if torchvision does not.
+        archives: addresses of the files to fetch and unpack, if torchvision does not fetch them.
         by_hand: the shell commands for a set that must be fetched by hand, with the reason as a comment; {place} is
             ROOT/NAME.
         shift_of: the set of which this one is a shifted version.
@@ -162,7 +162,7 @@ def base_of(dataset: str) -> str | None:
 
 
 def images_of(dataset: str) -> str:
-    """Return the set whose images `dataset` shows. Scenes by shape, by color and in each style show the same images."""
+    """Return the set whose images `dataset` shows. Sets by shape, by color and in each style show the same scenes."""
     shared = dataset.removeprefix("scenes-") == "colours" or (base_of(dataset) or dataset) in _SINGLE_OBJECTS
     return _SINGLE_OBJECTS[0] if shared else dataset
 
@@ -177,7 +177,7 @@ def parts_of(split: str) -> tuple[str, int | None, int | None]:
 
 
 def is_there(name: str, split: str, place: Path) -> bool:
-    """Tell whether `place` has files with the names that a split needs; raise `InputError` for an unknown split."""
+    """Tell whether `place` has the shards or files of a split, by name; raise `InputError` for an unknown split."""
     if any((place / split).glob("*.tar")):
         return True
     splits = PUBLISHED[name].splits

@@ -65,7 +65,7 @@ class Shards:
         return tar.members(row, extensions)
 
     def image(self, i: int) -> Image.Image:
-        """Read image `i` as RGB. Raise `InputError` or `OSError` if it is missing, broken or unreadable."""
+        """Read the image of sample `i` as RGB. Raise `InputError` or `OSError` if it is missing or cannot be read."""
         name = self.name(i)
         return read_image(image_member(self.sample(i, IMAGE), name), name)
 

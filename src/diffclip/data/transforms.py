@@ -22,7 +22,7 @@ from diffclip.errors import InputError
 
 Transform = Callable[[Image.Image], Tensor]
 LONGEST_RATIO = 64
-"""Longer images are cut at both ends before they are scaled: 1×100,000 at 224 px would otherwise take 15 GB."""
+"""Ratio of its edges above which an image is cut at both ends before scaling: 1×100,000 at 224 px would take 15 GB."""
 # As in torchvision: largest ratio of the sides of a training crop, and number of tries to find a crop that fits.
 _RATIO, _TRIES = 4 / 3, 10
 _MASK = 2**64 - 1

@@ -18,7 +18,7 @@ from diffclip.evaluation.records import Record
 
 SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
 PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
-"""The tasks of the paper's Figures 1 and 5, in its order; records of the task `six-tasks` have them as `dataset`."""
+"""The tasks of Figures 1 and 5, in the paper's order; records of the task `six-tasks` have them as `dataset`."""
 AVERAGE, MEAN_OF_SHIFTS, MEAN_OF_ALL, DROP = "average", "mean_of_shifts", "mean_of_all", "drop"
 
 _IMAGENET = "imagenet1k"

@@ -4,7 +4,7 @@ arXiv:1903.12261). They can corrupt any set of images.
 As in ImageNet-C, the crop at the model's input size is corrupted, not the photograph, because shrinking averages most
 noise and blur away. The authors publish parameters for four sizes (hendrycks/robustness, `ImageNet-C/create_c`). For
 sizes in between they are interpolated over the logarithm of the size. Unlike the published images, corrupted crops are
-not saved as JPEG, and values are rounded, not truncated.
+not saved as JPEG afterwards, and values are rounded, not truncated.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def build_classifier(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Build the zero-shot classifier [D, K]. A class's column is the mean of its normalized texts, normalized again.
+    """Build the zero-shot classifier [D, K]: of each class, the normalized mean of its unit-length text embeddings.
 
     Each template has a place for the class name, `{c}` or `{}`. A batch of `batch_size` texts may mix classes.
     """

@@ -130,7 +130,7 @@ def _areas(
 def _probabilities(
     model: CLIP, images: Tensor, texts: Tensor, truth: Tensor, kept: Tensor, at_once: int
 ) -> Tensor:
-    """Compute the probability [n, M] of the true text [n] if only the patches `kept` [n, M, P] of an image show."""
+    """Compute the probability [n, M] of the true texts [n] if an image shows only its patches `kept` [n, M, P]."""
     patch = model.config.vision.patch_size
     side = images.shape[-1] // patch
     owners = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)

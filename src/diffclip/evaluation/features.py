@@ -1,7 +1,7 @@
 """Features of a frozen vision tower, for a linear probe and few-shot classification.
 
 A feature is the class token after the final norm, before the projection into the joint space (768 wide in a ViT-B),
-in float32, not normalized. Shapes: N images, D vision width.
+in float32, not scaled to unit length. Shapes: N images, D vision width.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Features(NamedTuple):
             f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least
         ]
         if short:
-            total = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
+            note = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
             raise InputError(
-                f"{self.where}: class {short[0]} images{total}, and {least} are needed {what}: add some, or leave the "
+                f"{self.where}: class {short[0]} images{note}, and {least} are needed {what}: add some, or leave the "
                 "class out of the set"
             )
 

@@ -123,7 +123,7 @@ def score_episodes(
 def _draw_images(
     generator: np.random.Generator, labels: Index, classes: int, chosen: Index, count: int
 ) -> tuple[Index, NDArray[np.bool_]]:
-    """Draw `count` images of each chosen class [E, WAY], and say which are no padding: both [E, WAY, count]."""
+    """Draw `count` images of each chosen class [E, WAY], and a mask that is False for padding: both [E, WAY, count]."""
     by_class = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=classes)
     starts = np.cumsum(sizes) - sizes

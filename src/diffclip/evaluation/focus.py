@@ -135,7 +135,7 @@ def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str
 
 
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
-    """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for texts [B, T, D], some minus those for `others`."""
+    """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for `texts`, some minus `others` (both [B, T, D])."""
     all_texts = texts if others is None else torch.cat([texts, others], dim=1)
     relevances = image_relevances(model, images, all_texts)
     relevances = {name: values.flatten(2).cpu() for name, values in relevances.items()}

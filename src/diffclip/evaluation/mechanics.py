@@ -106,7 +106,7 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
 
 
 def _gradient_cosine(y: Tensor, seen: Sequence[AttentionMaps], images: Tensor) -> Tensor:
-    """Compute the cosine [B, L] of the gradients of y that reach the pixels through A1 and through A2 of each layer."""
+    """Compute for each layer the cosine [B, L] of the pixel gradients of ⟨G, A1⟩ and ⟨G, A2⟩, G = ∂y/∂(A1 − λ·A2)."""
     weights = torch.autograd.grad(y, [layer.combined for layer in seen], retain_graph=True)
     cosines = []
     for layer, weight in zip(seen, weights, strict=True):

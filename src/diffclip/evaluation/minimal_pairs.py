@@ -4,7 +4,7 @@ MMVP-VLM (Tong et al. 2024, arXiv:2401.06209) is the published folder (huggingfa
 `Questions.csv` with the columns Question ID, Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each
 row. Rows 1 and 2 are a pair, rows 3 and 4, and so on. Two things differ from the published script (tsb0601/MMVP,
 `scripts/evaluate_vlm.py`) on purpose: the pattern comes from the column Type, not from the order of the rows; and a tie
-is wrong, and no choice of the second image. `group_match` is the score of Zhu et al. (2025), arXiv:2510.07632.
+is wrong, while the script chooses the second image. `group_match` is the score of Zhu et al. (2025), arXiv:2510.07632.
 docs/protocols.md explains why a model can score below chance.
 
 SugarCrepe (Hsieh et al. 2023, arXiv:2306.14610) follows the published script (RAIVNLab/sugar-crepe, `main_eval.py`):

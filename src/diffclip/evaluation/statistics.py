@@ -53,7 +53,7 @@ def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, bounds: 
         values: [n] outcomes of items.
         clusters: [n]; items of one cluster (the captions of an image) are resampled together.
         bounds: limits of the metric. If every cluster has the same outcome, the bootstrap collapses to a point. With
-            bounds, the upper Wilson limit of 0 successes in as many trials as clusters is added to both sides.
+            bounds, the half-width is then Wilson's upper limit for 0 successes in one trial per cluster, cut at them.
     """
     low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds])[0]
     return float(low), float(high)
@@ -275,8 +275,8 @@ def power(difference: float, error: float, df: float) -> float:
 
     limit = stats.t.ppf(1 - ALPHA / 2, df)
     alternative = stats.nct(df, difference / error)
-    chance = float(alternative.sf(limit) + alternative.cdf(-limit))
-    return 1.0 if math.isnan(chance) else chance  # SciPy gives NaN for shifts far beyond the limit
+    probability = float(alternative.sf(limit) + alternative.cdf(-limit))
+    return 1.0 if math.isnan(probability) else probability  # SciPy gives NaN for shifts far beyond the limit
 
 
 def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLike) -> float:

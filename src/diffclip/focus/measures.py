@@ -4,7 +4,7 @@ Shapes: a map is scores [..., P] of P patches, row by row. `coverage` [..., P] i
 object covers. Leading dimensions broadcast. A patch with coverage c counts c as object and 1 − c as background.
 
 Scores may be signed: `auroc`, `average_precision` and `pointing` rank by the score itself, `inside` uses only positive
-scores, and measures of spread use magnitudes. If all amounts to take a share of are 0, the map counts as uniform.
+scores, and measures of spread use magnitudes. A map of zeros (`inside`: no positive score) counts as uniform.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def effective_patches(scores: Tensor) -> Tensor:
 
 
 def class_token_share(rows: Tensor) -> Tensor:
-    """The share of |rows| over all tokens [..., N] on the class token, which comes first, [...]."""
+    """The share of |rows| [..., N] on the class token, which is the first of all N tokens, [...]."""
     return _shares(rows.abs())[..., 0]
 
 

@@ -12,8 +12,8 @@ RMSNorm ignores the scale of a head's output. With the head norm in the graph (`
 therefore makes every row of ∂y/∂A ⊙ A sum to 0, and maps are not comparable with those of heads without a norm.
 `norm="detached"`, the default, takes the norm's denominator as a constant (Ali et al. 2022, "XAI for Transformers",
 arXiv:2202.07304, Section 3.2). A row then sums to the first-order contribution of its head to y, as in plain attention.
-The LayerNorms of the blocks and the norm of the embedding stay in the graph: they normalize the sum of all heads, the
-MLPs and the input, and are the same in plain and differential towers.
+The LayerNorms of the blocks and the division by the embedding's length stay in the graph: they normalize the sum of
+all heads, the MLPs and the input, and are the same in plain and differential towers.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class View:
         return replace(self, method=method, layers=layers)
 
     def __str__(self) -> str:
-        """Describe it: "Relevance, last vision layer, mean over heads: how much each patch speaks for the text"."""
+        """Describe the view: "Relevance, last vision layer, mean over heads: how much each patch speaks for …"."""
         descriptions = {"last": "last vision layer", "all": "all vision layers"}
         layers = descriptions.get(self.layers, f"vision layer {self.layers}")
         all_heads = "all heads" if self.method == "grad-eclip" else "mean over heads"

@@ -13,7 +13,7 @@ from diffclip.report.names import direction, in_order, is_share, percent, varian
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 ONE_RUN = "One run each: another seed or processor can turn this around."
-# `with_verdicts` takes larger as better; by direction, the words that replace its words for other metrics
+# by direction: replacements for the words of `with_verdicts`, which calls a larger value better
 _WORDS = {-1: {"better": "worse", "worse": "better"}, 0: {"better": "higher", "worse": "lower"}}
 
 

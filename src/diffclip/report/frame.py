@@ -67,7 +67,7 @@ _MAPS_FIRST = {
 """By task the maps in order of preference: the first table shows the first map that was measured."""
 HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that the first table shows
 _AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
-"""For each of `PANELS`, the task whose sets it averages."""
+"""For each of `PANELS`, the task whose measures its average replaces in `headlines`."""
 _POINTS = 50  # in a saved curve
 
 

@@ -54,7 +54,7 @@ class Extra(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section of a page that can be unfolded, or is unfolded at first (`open`)."""
+    """A section of a page; it is folded at first unless `open`."""
 
     title: str
     charts: Sequence[Chart] = ()
@@ -218,7 +218,7 @@ def write_tables(folder: str | Path, report: Report) -> list[Path]:
 
 
 def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
-    """Make a section per run folder: how far the run is and how it was started. A single section is open."""
+    """Make a section per run folder: how far the run is and how it was started. If there is only one, it is open."""
     runs = [read_run(run) for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
     sections = []
     for run in runs:

@@ -1,4 +1,4 @@
-"""The paper's printed numbers, its tables with our results, and its claims."""
+"""The paper's printed numbers, its tables with measured results, and its claims."""
 
 from __future__ import annotations
 

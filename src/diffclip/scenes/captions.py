@@ -99,7 +99,7 @@ class _Writer:
         return " " + self.dice.pick(BACKGROUNDS[self.background].phrases)
 
     def framed(self, text: str, alone: Sequence[Spec] = ()) -> str:
-        """Put a title before the phrase, or nothing, or "there is" if the phrase is about the group `alone` only."""
+        """Put a title or nothing before the phrase, or "there is/are" if the phrase is about the group `alone`."""
         frames = ["", "", "", *_TITLES]
         if alone:
             frames += [_SENTENCES[len(alone) > 1]] * 2
@@ -213,7 +213,7 @@ def join(items: Sequence[str]) -> str:
 
 
 def absent_attribute(detail: str) -> str:
-    """Name the attribute that an object lacks `detail`."""
+    """Return the name of the attribute for the absence of `detail`."""
     return f"no {detail}"
 
 

@@ -193,7 +193,7 @@ def find_spot(reach: float, placed: Sequence[Spec], dice: Dice) -> tuple[float, 
 
 
 def scatter(count: int, specs: Sequence[Spec], dice: Dice) -> list[Spec]:
-    """Place `count` small distractors of shapes that no caption names; they overlap others only if no spot is free."""
+    """Place `count` small distractors of shapes that no caption names; they overlap others only if no spot is found."""
     placed = list(specs)
     for _ in range(count):
         radius = dice.between(*_DISTRACTOR_RADII)

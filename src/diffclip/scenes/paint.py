@@ -100,7 +100,7 @@ def _face(u: Array, v: Array, radius: float) -> Array:
 
 
 class Window:
-    """The part of an image around one object, with each pixel's distance to its outline (pixels, negative inside)."""
+    """The part of an image around one object; `distance` to the object's outline is in pixels, negative inside."""
 
     def __init__(self, spec: Spec, size: int) -> None:
         self.radius = spec.radius * size

@@ -66,7 +66,7 @@ def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> Min
     dice = Dice(make_generator("pairs", "test", seed, number))
     background = dice.pick(tuple(BACKGROUNDS))
     *layouts, first_statement, second_statement = _PLANS[pattern](dice, background)
-    # each image gets its ground from a fresh copy of one stream, so that the grounds are equal
+    # each image gets its background from a fresh copy of one stream, so that the backgrounds are equal
     first, second = (
         compose(specs, background, size, "plain", Dice(make_generator("ground", "test", seed, number)))[0]
         for specs in layouts

@@ -20,7 +20,7 @@ NEGATIVES: tuple[Negatives, ...] = get_args(Negatives)
 ObjectKind = tuple[str, str]
 T = TypeVar("T")
 
-EACH = 3  # questions per image with the answer yes, and as many with no (as in POPE)
+EACH = 3  # maximum number of questions per image with the answer yes, and as many with no (as in POPE)
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Question:
 class Topic(NamedTuple):
     """A topic of yes/no questions: kinds of objects ("a red star") or colors ("anything red").
 
-    `present` lists the things in an image, each once, in the order of the objects. `absent` lists all other things
-    in the order for the sort of negatives; its third argument has the things of all images, most frequent first.
+    `present` lists the things in an image, each once, in the order of the objects. `absent` lists all other things,
+    the best negatives of the sort first; its third argument has the things of all images, most frequent first.
     """
 
     present: Callable[[Sequence[Spec]], list[Any]]

@@ -149,7 +149,7 @@ def extent(form: str) -> float:
 def sample(
     form: str, width: int, height: int, x: float, y: float, radius: float, angle: float, squash: float = 1.0
 ) -> Array:
-    """Return the signed distance in pixels, [height, width], to `form` centered at (x, y) of that window.
+    """Return the signed distance in pixels to `form` centered at (x, y) of a window: [height, width].
 
     `angle` turns clockwise, in radians; `squash` below 1 narrows the form, like a flat object seen from the side.
     """

@@ -105,7 +105,7 @@ def write_scenes(
         return False  # the folder may be read-only
     # without the lock, another process would remove our temporary files as leftovers of a killed process
     with hold_lock(folder / ".lock"):
-        _check_folder(folder, settings, names)  # again: others may have drawn meanwhile
+        _check_folder(folder, settings, names)  # again: another process may have drawn with other settings
         if all(job.target.exists() for job in jobs):
             return False
         with explain_disk_errors(folder):

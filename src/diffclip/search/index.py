@@ -263,7 +263,7 @@ class _Images(Dataset[tuple[ImageFile, Tensor | None]]):
 
 
 def _collate(items: list[tuple[ImageFile, Tensor | None]]) -> tuple[list[ImageFile], Tensor, list[ImageFile]]:
-    """Files with an image, their images [n, 3, S, S], and files with a fault."""
+    """Return the files with an image, their images [n, 3, S, S], and the files with a fault."""
     images = [image for _, image in items if image is not None]
     image_files = [file for file, image in items if image is not None]
     stacked = torch.stack(images) if images else torch.empty(0)

@@ -187,7 +187,7 @@ def run_study(
         seconds: the time from now after which runs are asked to save and stop.
 
     Raises:
-        InputError: the folders cannot be used, or models or ablations are wanted and the sweep is not finished.
+        InputError: folders cannot be used, the sweep is neither finished nor in `groups`, or an arm always diverged.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     with explain_disk_errors(place.runs):
@@ -199,7 +199,7 @@ def run_study(
         folder = StudyFolder(place.output)
         folder.claim(study)
         if "sweep" not in groups:
-            choose(study, folder.runs)  # an unfinished sweep is told before anything is timed
+            choose(study, folder.runs)  # raises if the sweep is not finished, before anything is timed
         with StopRequest(place.runs) as stop:
             timing_seconds = _TIMING[place.device]
             timed = read_timing(place.output).keys() >= study.arms.keys()
@@ -282,7 +282,7 @@ class _Grid:
         return self.tally.stopped is not None
 
     def _do_run(self, planned: Planned) -> None:
-        """Do a run in a process; if the process fails, try once more."""
+        """Do a run in a process; if the process fails, try once more, unless the input is at fault."""
         started = time.monotonic()
         for attempt in (1, 2):
             with self.lock:

@@ -188,7 +188,7 @@ class Place:
 
 
 def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
-    """Return how many runs of `recipes` to do at a time: one on a CPU; as many as a GPU and the cores allow."""
+    """Return how many runs of `recipes` suit a device: one on a CPU; on a GPU, what its memory and the cores allow."""
     if device != "cuda":
         return 1
     memory = 0.9 * torch.cuda.get_device_properties(0).total_memory

@@ -212,7 +212,7 @@ def _check_primary(study: Study) -> None:
 
 def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
     """Read the study in a file, or the built-in study of that name, with `key=value` changes (`models.seeds=[0, 1]`).
-    A missing file, no study, an unknown key or model, and arms that do not fit together raise `InputError`."""
+    A missing file or study, an unknown key or model, and arms that do not fit together raise `InputError`."""
     path = find_recipe(source, "study_")
     fields = recipe_fields(path, changes)
     if "models" not in fields:

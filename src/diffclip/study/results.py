@@ -77,7 +77,7 @@ class StudyFolder:
             file = self.path / RESULTS_FILE
             saved = read_records(file) if file.is_file() else []
             saved = [record for record in saved if (record.model, record.seed) != (arm, seed)]
-            write_text(file, to_lines(with_averages([*saved, *records])))  # averages of one code version
+            write_text(file, to_lines(with_averages([*saved, *records])))  # recompute all with this code
             curves = [row for row in read_lines(self.path / CURVES_FILE) if row["run"] != name]
             _write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
@@ -193,8 +193,8 @@ def _count_parameters(recipe: Recipe) -> int:
 
 
 def _fixed_fields(study: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that must not change in a study's folder: with other values, runs have other training data, other
-    tasks or another primary endpoint."""
+    """Return the keys that must not change in a study's folder: with other values, runs have another training recipe or
+    other data, other tasks or another primary endpoint."""
     from diffclip.study.recipe import Primary
 
     fixed = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}

@@ -90,7 +90,7 @@ def _command() -> str:
 
 
 def _git_state() -> dict[str, str] | None:
-    """Return the commit of this package's git repository ("-dirty" after changes); None if git does not track it."""
+    """Return the commit of the package's git repository ("-dirty" after changes); None if untracked or without git."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(diffclip.__file__).parent), *words]

@@ -2,7 +2,7 @@
 
 First, the features of every part of the batch are computed without a graph and kept. The loss over all features gives
 the gradient of each feature. Then each part is computed again with a graph, and the gradients of its features are
-backpropagated. The result is that of the whole batch, at the cost of one more forward pass. Source: Gao et al. 2021
+backpropagated. The result is the same as for the whole batch, and costs one more forward pass. Source: Gao et al. 2021
 (GradCache). OpenCLIP's `--accum-freq` is similar, but computes the loss again for every part.
 """
 

@@ -157,7 +157,7 @@ def restore_checkpoint(
             torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
     else:
         torch.manual_seed(hash((seed, progress.step, rank)) % 2**63)
-    if not (folder.parent / "best").exists():  # it was damaged and removed
+    if not (folder.parent / "best").exists():  # damaged and removed, or a kill came before its rename
         progress.best_score = None
     load_optimizer(folder, model, optimizer)
     return progress
@@ -171,7 +171,7 @@ def read_state(folder: Path) -> RunProgress:
 def choose_checkpoint(run: Path) -> Path | None:
     """Choose the newest whole checkpoint of `run` and point `last` to it; None if the run has no checkpoint yet.
 
-    Newer checkpoints are damaged: they are named on stderr and removed. If none is whole, `InputError` is raised.
+    Newer checkpoints, all damaged, are named on stderr and removed. If none is whole, `InputError` is raised.
     """
     damaged: dict[Path, str] = {}
     for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):

@@ -106,7 +106,7 @@ def shard(model: CLIP, mesh: Any) -> CLIP:
 
 
 def average_small(fabric: Any, model: nn.Module) -> None:
-    """Average over processes the gradients of the small parameters, which FSDP does not; skip models without FSDP."""
+    """Average over processes the gradients of the small parameters, which FSDP ignores; without FSDP, do nothing."""
     sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
     if fabric.world_size == 1 or not sharded:
         return
@@ -121,7 +121,7 @@ def average_small(fabric: Any, model: nn.Module) -> None:
 def clip_gradients(fabric: Any, model: nn.Module, most: float | None) -> Tensor:
     """Scale all gradients together so that their norm is at most `most`; return the norm (0-dim) before scaling.
 
-    Every process has the gradients of the whole batch, or its shard of them if the model is sharded.
+    Every process has the gradients of the whole batch (FSDP: its shard, and the small ones, averaged here).
     """
     average_small(fabric, model)
     grads = [p.grad for p in model.parameters() if p.grad is not None]

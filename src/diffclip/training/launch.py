@@ -35,8 +35,8 @@ _SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 
 @dataclass(frozen=True)
 class Hardware:
-    """The devices of a run. The number of devices changes a run's numbers only by the order of sums, unless the recipe
-    uses `data.window`, drop path, patch dropout or `gather_with_grad=false`.
+    """The devices of a run. Another number of devices changes only the order of sums, except with a window of shards
+    (`data.window`, remote shards), broken samples, drop path, patch dropout or `gather_with_grad=false`.
 
     `devices` is per node; "auto" means all GPUs, or one process on a CPU. For several processes, the strategy "auto"
     means "ddp" (a whole model in each process). "fsdp" shards weights, gradients and the optimizer's state.
@@ -49,7 +49,7 @@ class Hardware:
 
     def resolved(self) -> Hardware:
         """Resolve the devices, nodes and accelerator; under `torchrun` and `srun` the environment gives the numbers.
-        Numbers that contradict the environment, or too few GPUs, raise `InputError`."""
+        Numbers that contradict the environment, too few GPUs, or nodes without an address raise `InputError`."""
         cuda = torch.cuda.is_available() and self.accelerator != "cpu"
         if self.accelerator == "cuda" and not cuda:
             raise InputError("torch sees no GPU: leave --accelerator out, or give --accelerator cpu")
@@ -180,8 +180,8 @@ class StopRequest:
     """Turn SIGTERM, SIGUSR1 (SLURM's `--signal`) and Ctrl-C into a request to save and stop, within a `with` block.
 
     A signal sets `asked` to its number, which the loop checks between two steps. Until `saves` is set, the signal also
-    raises `StoppedError`. A second Ctrl-C raises `KeyboardInterrupt`. Outside the main thread, where Python handles no
-    signals, `asked` stays 0.
+    raises `StoppedError`. Ctrl-C after an earlier signal raises `KeyboardInterrupt`. Outside the main thread, where
+    Python handles no signals, `asked` stays 0.
     """
 
     def __init__(self, run: Path) -> None:
@@ -200,7 +200,7 @@ class StopRequest:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.asked:
             raise KeyboardInterrupt
-        # set first: code that reads images or files may take the error below for a broken one
+        # set first: code that reads an image or a file may take the error below for damage
         self.asked = self.asked or number
         if not self.saves:
             raise StoppedError(

@@ -95,7 +95,7 @@ class RunLogger:
                         logger.experiment.finish(exit_code=int(error is not None))
                 record_end(self._run, _format_error(error) if error else FINISHED, self._step, _peak_memory())
         except (OSError, InputError):
-            if error is None:  # after an error, do not hide it behind a second one of a full disk
+            if error is None:  # the run's own error must not be hidden by one of a full disk
                 raise
 
     def step(self, record: dict[str, Any]) -> None:

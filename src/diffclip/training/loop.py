@@ -110,7 +110,7 @@ class Trainer:
 
             samples = len(batch) * world
             progress.step, progress.samples = step, progress.samples + samples
-            # before the clock, as this waits for the GPU: else only models without λ count the optimizer's time
+            # this waits for the GPU, so read the clock after it: else only models without λ count the optimizer's time
             lambdas = _numbers(model.lambdas()) if self.logger else {}
             seconds = waited + time.perf_counter() - started
             if self.logger:

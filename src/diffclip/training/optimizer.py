@@ -36,7 +36,7 @@ def small_parameters(model: nn.Module) -> list[nn.Parameter]:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Make three groups: parameters with weight decay; norms and biases; λ and the logit scale.
 
-    The last two have no decay. A fused optimizer needs them apart: a group has only sharded or only whole tensors.
+    The last two have no decay. A fused optimizer needs them apart: a group must be all sharded or all whole tensors.
     """
     small = small_parameters(model)
     shardable = [p for p in model.parameters() if not any(p is other for other in small)]

@@ -164,9 +164,8 @@ def _count(config_json: str, backend: str, again: bool, precision: str) -> _Coun
     """Count a model without weights; `again` recomputes blocks in the backward pass (`grad_checkpointing`)."""
     config = CLIPConfig.model_validate_json(config_json)
     samples = 2  # not 1, as some operations treat that size as a special case
-    with model_without_weights(
-        config, "eager", again
-    ) as model:  # "eager", so that every entry of every map counts
+    # "eager", so that every entry of every map counts
+    with model_without_weights(config, "eager", again) as model:
         images, tokens = make_batch(config, samples)
         with FlopCounterMode(display=False) as vision:
             features = model.encode_image(images).sum()

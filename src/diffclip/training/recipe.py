@@ -68,9 +68,9 @@ class DataRecipe(Keys):
     # shards that a process shuffles together; None: all samples, or 16 shards if any is remote
     window: PositiveInt | None = None
     cache: str | None = None  # folder for copies of remote shards; None: the user's cache
-    cache_gb: PositiveFloat | None = None  # 10^9 bytes of copies (the oldest are removed); None: no limit
+    cache_gb: PositiveFloat | None = None  # 10^9 bytes; the least recently used copies go; None: no limit
     expected_samples: PositiveInt | None = None  # samples per epoch, for --dry-run without the shards
-    timeout: PositiveFloat = 300.0  # seconds without data from local shards after which the run fails
+    timeout: PositiveFloat = 300.0  # seconds without data from workers until an error; remote: no limit
 
     @field_validator("train", mode="before")
     @classmethod
@@ -153,7 +153,7 @@ class Recipe(Keys):
 
 def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """Read the recipe in a file, or the built-in recipe of that name, with `key=value` changes (`data.train=…` for
-    inner keys). A missing recipe or invalid YAML raises `InputError`, and so does `parse_recipe`."""
+    inner keys). A missing recipe, invalid YAML and the faults that `parse_recipe` finds raise `InputError`."""
     path, changes = find_recipe(source), list(changes)
     return parse_recipe(recipe_fields(path, changes), str(path), changes)
 

@@ -36,7 +36,7 @@ def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: I
     Args:
         source: the file of the fields, for messages.
         what: the kind of recipe, for messages: "recipe" or "study".
-        changes: the applied `key=value` words; a message names the word at fault instead of the file.
+        changes: the applied `key=value` words; if a word is at fault, the message names it instead of the file.
 
     Raises:
         InputError: an unknown key (the nearest one is offered), or a wrong value.
@@ -122,7 +122,7 @@ class _KeysOnce(yaml.SafeLoader):
 def read_fields(
     path: Path, what: str = "recipe", way_out: str = "it must map keys such as model, epochs, data to values"
 ) -> dict[str, Any]:
-    """Read the mapping in a YAML file; without one, `InputError` says that the file is no `what`, and the `way_out`."""
+    """Read the mapping in a YAML file, or raise `InputError`; without a mapping, it names `what` and `way_out`."""
     try:
         fields = yaml.load(path.read_text(encoding="utf-8"), _KeysOnce)
     except OSError as error:

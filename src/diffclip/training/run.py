@@ -137,7 +137,7 @@ def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> Caption
 
 
 def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
-    """Open the validation split of `recipe`, or None if it has none. Errors are those of `Shards` and `caption_set`."""
+    """Open the validation split of `recipe`; None if it has none. A split that cannot be used raises `InputError`."""
     if recipe.data.val is None:
         return None
     val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
@@ -158,8 +158,8 @@ def build_model(recipe: Recipe) -> CLIP:
 
 def load_initial_weights(model: CLIP, source: str) -> None:
     """Fill `model` with the weights of a saved model; position embeddings are resampled if the image size differs. If
-    the loss differs, the logit scale and bias keep their initial values. Another model, or a source that cannot be
-    read, raises `InputError`."""
+    the loss differs, the logit scale and bias keep their initial values. Another model, other image statistics, or a
+    source that cannot be read raises `InputError`."""
     saved = load(source, image_size=model.config.vision.image_size)[0]
     saved_preprocess, preprocess = saved.config.preprocess, model.config.preprocess
     if (saved_preprocess.mean, saved_preprocess.std) != (preprocess.mean, preprocess.std):
@@ -245,8 +245,8 @@ def _prepare(
 
 
 def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
-    """Raise `InputError` if the shards differ between processes or from those of the checkpoint; else note their order
-    and the number of processes in `progress`."""
+    """Raise `InputError` if the order of samples (shards, weights, window) differs between processes or from the
+    checkpoint's; else note the order and the number of processes in `progress`."""
     order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
     if len(set(gather(fabric, order))) > 1:
         raise InputError("the processes do not see the same shards: give every node the same data")

@@ -84,7 +84,7 @@ def lock_folder(run: Path) -> IO[str]:
 def _describe_change(before: Recipe, now: Recipe) -> str | None:
     """Describe the first changed key that the run's numbers depend on, such as "lr=0.001, not 0.002"; else None.
 
-    More epochs do not count, because they extend the run. Nor does precision "auto": the start of the run resolved it.
+    More epochs do not count: they extend the run. Precision "auto" does not count: the start of the run resolved it.
     """
     old, new = _flatten(before), _flatten(now)
     for key, value in new.items():

@@ -65,7 +65,7 @@ def image_tokens(processor: Any) -> int:
 def prompt(processor: Any, question: str, has_image: bool) -> str:
     """Write the text before the answer to `question`, word for word as `encode` does with the template "chat".
 
-    The text has one token for the image, which the processor repeats; call it with `add_special_tokens=False`.
+    An image is one token of the text. The processor repeats it; call the processor with `add_special_tokens=False`.
     """
     template = chat_template(processor)
     question = _escape(question.strip(), _special_tokens(processor, template))
@@ -128,7 +128,7 @@ def encode(
     ("< |im_end|>").
 
     Returns:
-        Token ids and labels. The label of an answer's tokens and its end token is the token id, else `IGNORED`.
+        Token ids and labels. The label is the token id for the tokens of answers and their end tokens, else `IGNORED`.
 
     Raises:
         InputError: no answer begins within `max_length`, or "plain" is given anything but one answer about an image.

@@ -191,7 +191,7 @@ class GroupedOrder(Sampler[int]):
 
     A batch is split into passes over GPUs and over time. Each pass takes neighboring samples, so it has little padding.
     Lengths do not decide which samples are in a batch, so they do not change the gradient. All samples of a batch have
-    an image, or none has (`has_image`); only the last batches of an epoch mix both. LLaVA does the same
+    an image, or none has (`has_image`); only the last batches of an epoch may mix both. LLaVA does the same
     (`llava_trainer.py`, `get_modality_length_grouped_indices`).
     """
 

@@ -45,8 +45,8 @@ class Map:
     """A map over the patches, [h, w], and its numbers.
 
     `numbers` holds measures of `diffclip.focus.measures` by name: entropy and effective_patches; top10 if there are
-    more than ten patches; class_token (the share on the class token itself) for attention; auroc, inside and area (the
-    object's share of the image) if there is a mask. A map of zeros has at most class_token.
+    more than ten patches; class_token (the share on the class token itself) for attention, A1 and A2; auroc, inside and
+    area (the object's share of the image) if there is a mask. A map of zeros has at most class_token.
     """
 
     values: npt.NDArray[np.float32]
@@ -88,8 +88,8 @@ def look(
         loaded: the model, which is left unchanged. Only one thread may use it at a time.
         image: RGB.
         texts: at least one.
-        masks: by text, the mask of its object, [H, W] as the image. Attention and rollout, which do not depend on the
-            texts, are measured with each mask.
+        masks: by text, the mask of its object, [H, W] as the image. Maps that do not depend on the texts are measured
+            with each mask.
 
     Raises:
         InputError: the model's numbers are not finite.

@@ -145,7 +145,7 @@ def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
     items = []
     for name, cosine, uri in hits:
         safe = escape(printable(name))
-        thumb = f'<img src="{uri}" alt="{safe}">' if uri else "cannot be read"
+        thumb = f'<img src="{uri}" alt="{safe}">' if uri else "cannot be shown"
         number = f"{cosine:.3f}".replace("-", "−")
         items.append(
             f'<li><span class="dc-thumb">{thumb}</span><span class="dc-file" title="{safe}">{safe}</span>'

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Rows up to this length are held whole. For longer ones the forward pass keeps A2·V, to save the backward one a loop.
+# Rows up to this length may be held whole. For longer rows, forward keeps A2·V, to save backward a loop over the keys.
 WHOLE_ROW_TOKENS = 256
 KERNELS = ("forward", "rows", "keys")
 _H200_SHARED = 232_448

@@ -62,9 +62,9 @@ def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> 
 def time_pass(kernel: str, plan: Plan, problem: Problem, q: Tensor, v: Tensor) -> float:
     """Return the median milliseconds of the pass, forward or backward, that `kernel` belongs to."""
     batch, heads, tokens, value = v.shape
-    # strides and a shared λ as in a layer, because Triton compiles for those
     # a generator of its own, because a search must not change a run's random numbers
     generator = torch.Generator(q.device).manual_seed(0)
+    # strides and a shared λ as in a layer, because Triton compiles for those
     q, k, v, dq, dk, dv = (_random_like(x, generator) for x in (q, q, v, q, q, v))
     lam = torch.full((), 0.8, device=q.device).expand(batch, heads, tokens)
     gain = torch.ones(value, device=q.device)

@@ -383,7 +383,7 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         options have no effect.
 
         Raises:
-            InputError: neither images nor texts, or `return_loss` without both.
+            InputError: neither images nor texts, or `return_loss` without as many texts as images.
         """
         if input_ids is None and pixel_values is None:
             raise InputError("give pixel_values, input_ids or both")
