@@ -39,6 +39,7 @@ VOCABULARY = 49408
 """Number of ids of the tokenizer; the last two ids are start and end of text."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_NAMED_FAULTS = 4  # in a message
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "openai": (OPENAI_MEAN, OPENAI_STD)}
 
 
@@ -278,7 +279,7 @@ def resize_config(config: CLIPConfig, image_size: int) -> CLIPConfig:
 
 
 def explain(error: ValidationError) -> str:
-    """Describe the errors of pydantic in one line: each field with its fault."""
+    """Describe the errors of pydantic in one line: the first few fields with their faults."""
     messages = []
     for fault in error.errors():
         field = ".".join(str(key) for key in fault["loc"])
@@ -287,7 +288,8 @@ def explain(error: ValidationError) -> str:
             f"choose {fault['ctx']['expected']}" if is_choice else fault["msg"].removeprefix("Value error, ")
         )
         messages.append(f"{field}: {message}" if field else message)
-    return "; ".join(messages)
+    rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
+    return "; ".join(messages[:_NAMED_FAULTS]) + rest
 
 
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
