@@ -93,8 +93,8 @@ def pack(folder: Path, archive: Path, inside: str) -> str:
 def write_dtd(place: Path) -> None:
     for number, split in enumerate(("train", "val", "test")):
         lines = [f"{name}/{name}_{split}.jpg" for name in ("striped", "banded")]
-        for at, line in enumerate(lines):
-            write_image(place / "dtd/dtd/images" / line, 10 * number + at)
+        for index, line in enumerate(lines):
+            write_image(place / "dtd/dtd/images" / line, 10 * number + index)
         labels = place / "dtd/dtd/labels" / f"{split}1.txt"
         labels.parent.mkdir(parents=True, exist_ok=True)
         labels.write_text("\n".join(lines) + "\n")
@@ -108,8 +108,8 @@ def write_pets(place: Path) -> None:
         (folder / "annotations" / f"{split}.txt").write_text(
             "".join(f"{name} {label} 1 1\n" for name, label in names)
         )
-        for at, (name, _) in enumerate(names):
-            write_image(folder / "images" / f"{name}.jpg", at)
+        for index, (name, _) in enumerate(names):
+            write_image(folder / "images" / f"{name}.jpg", index)
 
 
 PETS = ((1, "Abyssinian"), (2, "american_bulldog"))
@@ -118,8 +118,8 @@ PETS = ((1, "Abyssinian"), (2, "american_bulldog"))
 def write_food101(place: Path) -> None:
     for split in ("train", "test"):
         meta = {name: [f"{name}/{split}{i}" for i in range(2)] for name in ("apple_pie", "baby_back_ribs")}
-        for at, file in enumerate(file for files in meta.values() for file in files):
-            write_image(place / "food-101/images" / f"{file}.jpg", at)
+        for index, file in enumerate(file for files in meta.values() for file in files):
+            write_image(place / "food-101/images" / f"{file}.jpg", index)
         (place / "food-101/meta").mkdir(exist_ok=True)
         (place / "food-101/meta" / f"{split}.json").write_text(json.dumps(meta))
 

@@ -47,7 +47,7 @@ def write_odd_shards(folder: Path) -> Path:
     write_shard_of(folder / "0.tar", plain("s", range(20)))
     first, second = smooth_image(1), smooth_image(2)
     half = encoded(second.resize((second.width // 2, second.height // 2)))
-    more: list[tuple[str, dict[str, bytes]]] = [
+    samples: list[tuple[str, dict[str, bytes]]] = [
         ("bare", {"jpg": encoded(smooth_image(50))}),
         ("blind", {"txt": b"nothing to see"}),
         (
@@ -63,7 +63,7 @@ def write_odd_shards(folder: Path) -> Path:
         ("whiter", {"png": encoded(Image.new("RGB", (41, 40), (250, 250, 250)), "PNG"), "txt": b"a cloud"}),
         ("worse", {"jpg": encoded(second, quality=30), "txt": b"une photo de famille dans le jardin"}),
     ]
-    write_shard_of(folder / "1.tar", [*more, *plain("t", range(60, 72))])
+    write_shard_of(folder / "1.tar", [*samples, *plain("t", range(60, 72))])
     write_shard_of(folder / "2.tar", plain("u", range(80, 83)))
     (folder / "3.tar").write_bytes(b"")
     return folder

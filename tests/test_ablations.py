@@ -56,15 +56,15 @@ def by_hand(layer: DifferentialAttention, x: Tensor, causal: bool) -> Tensor:
     hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1) & causal
     values = v.unflatten(-1, (pairs, 2 * d)).transpose(1, 2)
 
-    def attended(which: int) -> Tensor:
-        one, other = (t.unflatten(-1, (pairs, 2, d))[..., which, :].transpose(1, 2) for t in (q, k))
-        return (one @ other.mT / math.sqrt(d)).masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    def attend(which: int) -> Tensor:
+        queries, keys = (t.unflatten(-1, (pairs, 2, d))[..., which, :].transpose(1, 2) for t in (q, k))
+        return (queries @ keys.mT / math.sqrt(d)).masked_fill(hidden, -torch.inf).softmax(-1) @ values
 
     lam = layer.lambda_fixed
     if lam is None:
         lam = torch.exp(layer.lambda_q1 @ layer.lambda_k1) - torch.exp(layer.lambda_q2 @ layer.lambda_k2)
         lam = lam + layer.lambda_init
-    heads = attended(0) - lam * attended(1)
+    heads = attend(0) - lam * attend(1)
     if "diff_norm.weight" in layer.state_dict():
         heads = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.diff_norm.weight
     if layer.factor:
@@ -91,15 +91,15 @@ def test_every_backend_matches_the_formula_of_an_ablation(settings: dict[str, An
     for backend, dtype in (("eager", torch.float64), ("sdpa", torch.float64), ("triton", torch.float32)):
         layer, x = made(settings, dtype)
         layer.backend = backend
-        wanted, found = by_hand(layer, x, causal), layer(x, is_causal=causal)
-        near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-7}
-        torch.testing.assert_close(found, wanted, **near)
+        wanted, out = by_hand(layer, x, causal), layer(x, is_causal=causal)
+        limits = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-7}
+        torch.testing.assert_close(out, wanted, **limits)
         expected = gradients(wanted, layer, x)
-        for name, grad in gradients(found, layer, x).items():
-            torch.testing.assert_close(grad, expected[name], msg=f"{backend} {name}", **near)
+        for name, grad in gradients(out, layer, x).items():
+            torch.testing.assert_close(grad, expected[name], msg=f"{backend} {name}", **limits)
         if backend == "eager":
-            through, maps = layer.attend_through_maps(x, causal)
-            torch.testing.assert_close(layer.out_proj(through), wanted, **near)
+            attended, maps = layer.attend_through_maps(x, causal)
+            torch.testing.assert_close(layer.out_proj(attended), wanted, **limits)
             assert maps.second is not None
 
 
@@ -178,10 +178,10 @@ def test_other_layouts_refuse_ablations_that_they_cannot_represent(name: str, tm
 
 def test_recording_export_and_open_clip_work_with_an_ablation() -> None:
     model = tiny("DiffCLIP-no-norm")
-    with recording(model, "visual") as seen:
-        seen_through_maps = model.encode_image(random_images())
-    torch.testing.assert_close(seen_through_maps, model.encode_image(random_images()))
-    assert [float(maps.lam) for maps in seen] == pytest.approx(model.lambdas()["visual"].tolist())
+    with recording(model, "visual") as layer_maps:
+        features = model.encode_image(random_images())
+    torch.testing.assert_close(features, model.encode_image(random_images()))
+    assert [float(maps.lam) for maps in layer_maps] == pytest.approx(model.lambdas()["visual"].tolist())
     traced = torch.export.export(Tower(model, "image"), (random_images(),)).module()
     torch.testing.assert_close(traced(random_images()), model.encode_image(random_images(), normalize=True))
     theirs = OpenCLIPModel(model.config).eval()

@@ -87,14 +87,14 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_reused(tmp_path: Pa
         assert values["acc1", "colours"] > 0.2
         assert {record["model"] for record in records} == {model}
     # one run of each model supports no conclusion
-    for place in (page, first.stdout):
-        assert "One run each" in place
-        assert 'class="better"' not in place
-        assert 'class="worse"' not in place
+    for text in (page, first.stdout):
+        assert "One run each" in text
+        assert 'class="better"' not in text
+        assert 'class="worse"' not in text
     assert not re.search(r"\bbetter\b|\bworse\b|\bp\b", first.stdout)
-    made = (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink()
+    checkpoint = (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink()
 
     second = demo(tmp_path / "demo")
     assert second.returncode == 0, second.stderr[-2000:]
     assert second.stdout.count("reusing") == 1  # the scenes; finished runs are left as they are
-    assert (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink() == made
+    assert (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink() == checkpoint

@@ -55,14 +55,14 @@ def test_writing_to_a_link_keeps_the_link_and_replaces_its_target(tmp_path: Path
 
 
 def test_writing_to_a_pipe_keeps_the_pipe(tmp_path: Path) -> None:
-    pipe, read = tmp_path / "pipe", []
+    pipe, texts = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader = threading.Thread(target=lambda: texts.append(pipe.read_text()), daemon=True)
     reader.start()
     check_writable(pipe)
     write_text(pipe, "text")
     reader.join(30)
-    assert read == ["text"]
+    assert texts == ["text"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
@@ -75,8 +75,8 @@ def test_a_disk_that_fills_up_keeps_the_previous_contents(folder: bool, tmp_path
     target = tmp_path / "target"
     if not folder:
         target.write_text("before")
-    told = f"no space left on device while writing {target}: free"
-    with pytest.raises(InputError, match=told), write_atomically(target) as temporary:
+    message = f"no space left on device while writing {target}: free"
+    with pytest.raises(InputError, match=message), write_atomically(target) as temporary:
         if folder:
             temporary.mkdir()
             (temporary / "half").touch()

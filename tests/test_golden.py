@@ -39,8 +39,8 @@ Case = tuple[str, str | None, int, int, str]
 
 def made(case: Case, folder: Path, scratch: Path) -> diffclip.CLIP:
     """Create the model of a case from a published file, which also brings the published epsilon."""
-    variant, named, seed, _, shapes_file = case
-    config = named_config(named) if named else variant_config(variant, TINY)
+    variant, model_name, seed, _, shapes_file = case
+    config = named_config(model_name) if model_name else variant_config(variant, TINY)
     shapes = json.loads((folder / f"{shapes_file}.shapes.json").read_text())
     state = {f"module.{key}": fill.weight(seed, key, shape) for key, shape in shapes.items()}
     model = diffclip.CLIP.unfilled(config)

@@ -31,13 +31,13 @@ def write_results(file: Path, weights: Path, **facts: Any) -> Path:
 
 
 def test_a_run_is_pushed_and_loaded_again(model_folder, tmp_path, monkeypatch) -> None:
-    hub, asked = tmp_path / "hub", []
+    hub, requests = tmp_path / "hub", []
 
     def upload(_: object, *, folder_path: str, **__: object) -> None:
         shutil.copytree(folder_path, hub)
 
     def download(repository: str, revision: str | None = None, **_: object) -> str:
-        asked.append((repository, revision))
+        requests.append((repository, revision))
         if repository != "me/mine":
             raise OSError("no such repository")
         return str(hub)
@@ -51,14 +51,14 @@ def test_a_run_is_pushed_and_loaded_again(model_folder, tmp_path, monkeypatch) -
     assert (pushed.returncode, pushed.stdout) == (0, "hf-hub:me/mine\n"), pushed.stderr
     assert {file.name for file in hub.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     model = diffclip.load(model_folder)[0]
-    for again in (
+    for loaded in (
         diffclip.load("hf-hub:me/mine@abc")[0],
         *map(diffclip.CLIP.from_pretrained, ("me/mine", hub)),
     ):
-        assert again.config == model.config
+        assert loaded.config == model.config
         for name, value in model.state_dict().items():
-            assert torch.equal(again.state_dict()[name], value)
-    assert asked == [("me/mine", "abc"), ("me/mine", None)]
+            assert torch.equal(loaded.state_dict()[name], value)
+    assert requests == [("me/mine", "abc"), ("me/mine", None)]
     with pytest.raises(InputError, match="hf-hub:me/gone cannot be fetched"):
         diffclip.load("hf-hub:me/gone")
 
@@ -69,9 +69,9 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path
     results = write_results(tmp_path / "results.jsonl", weights)
     foggy = write_results(tmp_path / "foggy.jsonl", weights, corruption="fog", severity=3)
     options = ["--results", results, "--results", foggy, "--license", "mit", "--dry-run"]
-    shown = diffclip_command("push", run, "me/mine", *options)
-    assert shown.returncode == 0, shown.stderr
-    assert "model.safetensors: " in shown.stdout
+    done = diffclip_command("push", run, "me/mine", *options)
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors: " in done.stdout
     for part in (
         "license: mit",
         "| data | cc3m/*.tar |",
@@ -80,10 +80,10 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path
         "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
         'diffclip.load("hf-hub:me/mine")',
     ):
-        assert part in shown.stdout
+        assert part in done.stdout
     # records of another model, and of the same run at an earlier step
-    for of, facts in ((tmp_path / "other", {}), (weights, {"steps": 5})):
-        other = write_results(tmp_path / "other.jsonl", of, **facts)
-        refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")
+    for source, facts in ((tmp_path / "other", {}), (weights, {"steps": 5})):
+        file = write_results(tmp_path / "other.jsonl", source, **facts)
+        refused = diffclip_command("push", run, "me/mine", "--results", file, "--dry-run")
         assert refused.returncode == 2
         assert "has no record of" in refused.stderr

@@ -59,8 +59,8 @@ def test_initial_standard_deviations_match_the_expected_values(variant: str, ini
         differential = variant == "DiffCLIP" or (variant == "DiffCLIP-vision" and name.startswith("visual."))
         values = parameters[name].detach()
         wanted = expected[init == "published" and differential]
-        found = float(values.std(unbiased=False))
-        assert found == pytest.approx(wanted, rel=4 / math.sqrt(values.numel()), abs=1e-12), name
+        deviation = float(values.std(unbiased=False))
+        assert deviation == pytest.approx(wanted, rel=4 / math.sqrt(values.numel()), abs=1e-12), name
 
 
 @pytest.mark.parametrize("init", ["matched", "published"])
@@ -86,8 +86,8 @@ def test_matched_models_start_with_bit_equal_shared_weights(other: str) -> None:
         rival["visual.pos_embed"] = torch.cat([first, rest], dim=1)
     assert clip.keys() <= rival.keys()
     assert all(torch.equal(clip[name], rival[name]) for name in clip)
-    own = ("lambda_", "diff_norm", "q2_proj", "k2_proj", "gate_proj", "reg_token")
-    assert all(any(part in name for part in own) for name in rival.keys() - clip.keys())
+    parts = ("lambda_", "diff_norm", "q2_proj", "k2_proj", "gate_proj", "reg_token")
+    assert all(any(part in name for part in parts) for name in rival.keys() - clip.keys())
     if other in ABLATIONS:
         whole = model("DiffCLIP", "matched", 7).state_dict()
         assert all(torch.equal(whole[name], value) for name, value in rival.items())

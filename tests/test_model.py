@@ -91,10 +91,10 @@ def test_dynamic_lambda_counts_layers_from_zero_in_each_tower() -> None:
     for layers in model.attention_layers().values():
         wanted = [0.8 - 0.6 * math.exp(-0.3 * depth) for depth in range(2)]
         assert [layer.lambda_init for layer in layers] == pytest.approx(wanted)
-    told = CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas()
+    lambdas = CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas()
     moved = CLIP(tiny("DiffCLIP-vision"), seed=0).to("meta").lambdas()
     assert {lam.device.type for lam in moved.values()} == {"meta"}
-    assert {tower: len(lam) for tower, lam in told.items()} == {"visual": 2, "text": 0}
+    assert {tower: len(lam) for tower, lam in lambdas.items()} == {"visual": 2, "text": 0}
 
 
 def test_drop_path_and_patch_dropout_act_in_training_only() -> None:
@@ -122,11 +122,11 @@ def test_another_image_size_resamples_positions(variant: str, tokens: int) -> No
 def test_seeds_decide_the_initial_weights() -> None:
     one, other = (CLIP(tiny(), seed=seed).visual.pos_embed for seed in (1, 2))
     assert not torch.equal(one, other)
-    drawn = []
+    embeddings = []
     for _ in range(2):
         torch.manual_seed(5)
-        drawn.append(CLIP(tiny()).visual.pos_embed)
-    assert torch.equal(*drawn)
+        embeddings.append(CLIP(tiny()).visual.pos_embed)
+    assert torch.equal(*embeddings)
 
 
 @pytest.mark.parametrize(

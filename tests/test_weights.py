@@ -48,9 +48,9 @@ def published_file(model: CLIP, file: Path) -> Path:
     state = to_published(model.state_dict(), model.config)
     optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": np.float64(5e-4)}]}
     args = argparse.Namespace(output_dir=pathlib.PosixPath("/somewhere/run"), lr=5e-4, name="x")
-    beside = {"epoch": 39, "optimizer": optimizer, "scaler": {"scale": 65536.0}, "args": args}
-    beside |= {"best_acc1": np.float32(31.8), "count": np.int64(7)}
-    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}, **beside}, file)
+    extras = {"epoch": 39, "optimizer": optimizer, "scaler": {"scale": 65536.0}, "args": args}
+    extras |= {"best_acc1": np.float32(31.8), "count": np.int64(7)}
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}, **extras}, file)
     return file
 
 
@@ -243,8 +243,8 @@ def test_damaged_files_raise_input_error_only(legacy: bool, tmp_path: Path) -> N
     rng = np.random.default_rng(0)
     for _ in range(40):
         damaged = bytearray(whole[: rng.integers(1, len(whole))])
-        for place in rng.integers(0, len(damaged), 3):
-            damaged[place] = rng.integers(256)
+        for position in rng.integers(0, len(damaged), 3):
+            damaged[position] = rng.integers(256)
         (tmp_path / "g.pt").write_bytes(bytes(damaged))
         with pytest.raises(InputError):
             diffclip.load(tmp_path / "g.pt")

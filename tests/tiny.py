@@ -42,8 +42,8 @@ def random_images(count: int = 2, seed: int = 0) -> Tensor:
 
 def directions(count: int, seed: int = 1) -> Tensor:
     """Draw unit vectors as the features of `count` texts or images."""
-    drawn = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
-    return torch.nn.functional.normalize(drawn, dim=-1)
+    vectors = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(vectors, dim=-1)
 
 
 def image_relevance(*inputs: Any, method: str = "relevance", **how: Any) -> Tensor:

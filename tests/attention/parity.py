@@ -47,14 +47,14 @@ class Inputs:
     def double(self) -> Inputs:
         """Copy the inputs to float64, as new leaves."""
 
-        def wide(x: Tensor | None) -> Tensor | None:
+        def widen(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.detach().double().requires_grad_(x.requires_grad)
 
-        return Inputs(*map(wide, vars(self).values()))
+        return Inputs(*map(widen, vars(self).values()))
 
     def leaves(self) -> dict[str, Tensor]:
-        named = {"q": self.q, "k": self.k, "v": self.v, "lam": self.lam, "gain": self.gain}
-        return {name: x for name, x in named.items() if x is not None}
+        tensors = {"q": self.q, "k": self.k, "v": self.v, "lam": self.lam, "gain": self.gain}
+        return {name: x for name, x in tensors.items() if x is not None}
 
 
 def draw(
@@ -69,7 +69,7 @@ def draw(
 
     lam = torch.rand(batch, heads, tokens, generator=generator).to(DEVICE) + 0.2
     gain = torch.rand(e, generator=generator).to(DEVICE) + 0.5
-    made = Inputs(
+    inputs = Inputs(
         normal(batch, 2 * heads, tokens, d),
         normal(batch, 2 * heads, tokens, d),
         normal(batch, heads, tokens, e),
@@ -77,9 +77,9 @@ def draw(
         gain if norm else None,
         normal(batch, heads, tokens, e),
     )
-    for leaf in made.leaves().values():
+    for leaf in inputs.leaves().values():
         leaf.requires_grad_()
-    return made
+    return inputs
 
 
 def fused(inputs: Inputs, causal: bool, out_scale: float = 1.0) -> dict[str, Tensor]:

@@ -35,16 +35,16 @@ def test_blocked_attention_matches_the_formula(
     q, k = (torch.randn(2, 12, 53, 8, generator=generator).to(dtype) for _ in range(2))
     v, grad = (torch.randn(2, 6, 53, 16, generator=generator).to(dtype) for _ in range(2))
     lam = torch.rand(lam_shape, generator=generator).to(torch.promote_types(dtype, torch.float32)) + 0.2
-    found = results(blocked.differential, [q, k, v, lam], grad, causal)
+    actual = results(blocked.differential, [q, k, v, lam], grad, causal)
     wide = [x.double() for x in (q, k, v, lam)]
     expected = results(eager.differential, wide, grad.double(), causal)
     # the gradient of λ is a sum whose terms may cancel: its error is relative to the size of the terms
     terms = [*wide[:3], wide[3].expand(2, 6, 53, 1)]
     size = {"lam": results(eager.differential, terms, grad.double(), causal)["lam"].norm()}
     for name, want in expected.items():
-        distance = (found[name].double() - want).norm() / size.get(name, want.norm())
+        distance = (actual[name].double() - want).norm() / size.get(name, want.norm())
         assert distance < TOLERANCES[dtype], name
-        assert found[name].dtype == (lam.dtype if name == "lam" else dtype)
+        assert actual[name].dtype == (lam.dtype if name == "lam" else dtype)
 
 
 def test_blocked_attention_is_deterministic_and_keeps_torchs_threads() -> None:

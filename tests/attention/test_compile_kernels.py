@@ -60,14 +60,14 @@ def compiled(
     """Compile the three kernels of each problem in a process whose imports search the folder `first` first."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     path = [*([str(first)] if first else []), str(ROOT / "src"), str(ROOT)]
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([(*each, SHARED[each[-1]]) for each in problems])],
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps([(*case, SHARED[case[-1]]) for case in problems])],
         env=environment | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
     )
-    assert ran.returncode == 0, ran.stderr
-    rows = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert process.returncode == 0, process.stderr
+    rows = [json.loads(line) for line in process.stdout.splitlines()]
     assert len(rows) == 3 * len(problems)
     return [rows[i : i + 3] for i in range(0, len(rows), 3)]
 
@@ -94,5 +94,5 @@ def test_every_kernel_compiles_and_fits_shared_memory(tmp_path: Path) -> None:
 @pytest.mark.slow(minutes=1)
 @pytest.mark.skipif(not OLDER.is_dir(), reason="Triton 3.6 is not installed beside: make test-triton36")
 def test_the_main_shapes_compile_with_triton_3_6_too(tmp_path: Path) -> None:
-    problems = [each for each in PROBLEMS if each[-1] == 90 and each[:5] in (SHORT, TEXT, LONG)]
+    problems = [case for case in PROBLEMS if case[-1] == 90 and case[:5] in (SHORT, TEXT, LONG)]
     check(problems, compiled(problems, tmp_path, OLDER))

@@ -34,9 +34,9 @@ def test_fused_attention_passes_opcheck(tokens: int, dtype: torch.dtype) -> None
     torch.library.opcheck(fused_attention, (q, k, v, lam, gain, True, 1e-5, 0.2, True))
     plain = [x if x is None else x.detach() for x in (q, k, v, lam, gain)]
     torch.library.opcheck(fused_attention, (*plain, True, 1e-5, 0.2, False), test_utils=WITHOUT_AUTOGRAD)
-    kept = fused_attention(*plain, True, 1e-5, 0.2, True)
+    saved = fused_attention(*plain, True, 1e-5, 0.2, True)
     torch.library.opcheck(
-        fused_attention_backward, (grad, *plain, *kept, True, 1e-5, 0.2), test_utils=WITHOUT_AUTOGRAD
+        fused_attention_backward, (grad, *plain, *saved, True, 1e-5, 0.2), test_utils=WITHOUT_AUTOGRAD
     )
 
 
@@ -45,10 +45,10 @@ def test_packed_attention_passes_opcheck() -> None:
     qkv = torch.randn(2, 9, 96, device=DEVICE, requires_grad=True)
     torch.library.opcheck(fused_attention_packed, (qkv, lam, gain, 4, True, 1e-5, 0.2, True))
     plain = [x.detach() for x in (qkv, lam, gain)]
-    kept = fused_attention_packed(*plain, 4, True, 1e-5, 0.2, True)
+    saved = fused_attention_packed(*plain, 4, True, 1e-5, 0.2, True)
     torch.library.opcheck(
         fused_attention_packed_backward,
-        (grad, *plain, *kept, 4, True, 1e-5, 0.2),
+        (grad, *plain, *saved, 4, True, 1e-5, 0.2),
         test_utils=WITHOUT_AUTOGRAD,
     )
 
@@ -74,12 +74,12 @@ def tiny(backend: str, image_size: int = 32) -> tuple[CLIP, Tensor, Tensor]:
 
 def gradients(model: nn.Module, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     out = model(images, tokens)
-    alike = out["logit_scale"] * out["image_features"] @ out["text_features"].T
-    loss = (alike * torch.arange(4.0, device=DEVICE).view(2, 2)).sum()
+    logits = out["logit_scale"] * out["image_features"] @ out["text_features"].T
+    loss = (logits * torch.arange(4.0, device=DEVICE).view(2, 2)).sum()
     model.zero_grad()
     loss.backward()
-    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {name.removeprefix("_orig_mod."): grad.clone() for name, grad in named.items()} | {
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name.removeprefix("_orig_mod."): grad.clone() for name, grad in grads.items()} | {
         "loss": loss.detach()
     }
 
@@ -111,8 +111,8 @@ def test_checkpointing_and_compilation_keep_gradients(backend: str, image_size: 
         exact = gradients(copy.deepcopy(model).double(), images.double(), tokens)
         rounding = 2 * max(error(expected[name].double(), exact[name].double()) for name in exact)
         assert rounding < 5e-5
-    found = gradients(torch.compile(model, fullgraph=True, backend=compiler), images, tokens)
-    assert_same(found, expected, rounding)
+    compiled = gradients(torch.compile(model, fullgraph=True, backend=compiler), images, tokens)
+    assert_same(compiled, expected, rounding)
 
 
 @pytest.mark.parametrize("backend", ["triton", "sdpa"])

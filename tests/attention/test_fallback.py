@@ -25,11 +25,11 @@ def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def warned() -> Iterator[list[str]]:
     """Collect the warnings of the block."""
-    said: list[str] = []
+    messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield said
-    said += [str(warning.message) for warning in caught]
+        yield messages
+    messages += [str(warning.message) for warning in caught]
 
 
 def draw(d: int = 8, e: int = 16, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -53,14 +53,14 @@ def test_unsupported_inputs_fall_back_to_eager_with_one_warning(
     if torch.cuda.is_available():
         q, k, v = q.cuda(), k.cuda(), v.cuda()
 
-    def out(backend: str) -> Tensor:
+    def attend(backend: str) -> Tensor:
         torch.manual_seed(3)
         return differential_attention(q, k, v, 0.7, backend=backend, dropout_p=dropout_p)
 
-    with warned() as said:
-        found = [out("triton") for _ in range(3)]
-    assert said == [f"{FALLBACK}: {reason}"]
-    assert all(torch.equal(one, out("eager")) for one in found)
+    with warned() as messages:
+        outputs = [attend("triton") for _ in range(3)]
+    assert messages == [f"{FALLBACK}: {reason}"]
+    assert all(torch.equal(output, attend("eager")) for output in outputs)
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa"])
@@ -103,15 +103,15 @@ def test_triton_falls_back_to_eager_without_gpu_and_interpreter(monkeypatch: pyt
     monkeypatch.setattr(fused, "_INTERPRETED", False)
     (q, k, v), layer, x = draw(), DifferentialAttention(32, 4), torch.randn(1, 6, 32)
 
-    def outputs(backend: str) -> tuple[Tensor, ...]:
+    def compute(backend: str) -> tuple[Tensor, ...]:
         layer.backend = backend
         maps = layer.attend_through_maps(x, causal=True)[1].combined
         return differential_attention(q, k, v, 0.7, backend=backend), layer(x), maps
 
-    with warned() as said:
-        found = [outputs("triton") for _ in range(2)][1]
-    assert all(map(torch.equal, found, outputs("eager")))
-    assert said == [
+    with warned() as messages:
+        outputs = [compute("triton") for _ in range(2)][1]
+    assert all(map(torch.equal, outputs, compute("eager")))
+    assert messages == [
         'attention backend "triton" never makes the maps: they come from "eager"',
         f"{FALLBACK}: the inputs are on cpu, and the kernels run on a GPU",
     ]
@@ -135,8 +135,8 @@ def test_auto_uses_the_kernels_or_warns_once_if_the_first_launch_fails(
     monkeypatch.setattr(fused, "_launch", launches.append)
     wide = a_gpu.float()
     assert dispatch.choose_backend("auto", wide, wide[:, :1], 0.0) == "sdpa"
-    for asked in ("sdpa", "eager"):
-        assert dispatch.choose_backend(asked, a_gpu, a_gpu[:, :1], 0.0) == asked
+    for backend in ("sdpa", "eager"):
+        assert dispatch.choose_backend(backend, a_gpu, a_gpu[:, :1], 0.0) == backend
     assert launches == []  # none of these calls needs the kernels
     assert [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)] == ["triton"] * 3
     assert launches == [torch.device("cuda:0")]
@@ -147,10 +147,12 @@ def test_auto_uses_the_kernels_or_warns_once_if_the_first_launch_fails(
         raise RuntimeError("Failed to find C compiler.\nInstall one")
 
     monkeypatch.setattr(fused, "_launch", fail)
-    with warned() as said:
-        found = [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)]
-    assert found == ["sdpa"] * 3
-    assert said == ["the fused attention kernels do not run here: RuntimeError: Failed to find C compiler."]
+    with warned() as messages:
+        backends = [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)]
+    assert backends == ["sdpa"] * 3
+    assert messages == [
+        "the fused attention kernels do not run here: RuntimeError: Failed to find C compiler."
+    ]
     # an old GPU is refused without a launch
     fused._tried.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))

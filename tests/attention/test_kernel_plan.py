@@ -40,15 +40,15 @@ def test_chunks_cover_a_row_without_a_spare_chunk() -> None:
 
 
 def test_plans_are_looked_up_once_per_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[object] = []
-    monkeypatch.setattr(tuning, "cached", lambda *arguments: looked.append(arguments))
+    lookups: list[object] = []
+    monkeypatch.setattr(tuning, "cached", lambda *arguments: lookups.append(arguments))
     monkeypatch.setattr(plans, "_plans", {})
     monkeypatch.setattr(plans, "_properties", torch.cuda.get_device_properties)
     with FakeTensorMode():
         q, v = (torch.empty(1, heads, 8, 16, device="cuda:0") for heads in (2, 1))
-        found = [plans.plan_for(q, v, False) for _ in range(3)]
-    assert len(looked) == 1
-    assert found == [table_plan(plans.problem_of(q, v, False))] * 3
+        choices = [plans.plan_for(q, v, False) for _ in range(3)]
+    assert len(lookups) == 1
+    assert choices == [table_plan(plans.problem_of(q, v, False))] * 3
 
 
 def all_candidates(kernel: str) -> list[Blocks]:
@@ -57,8 +57,8 @@ def all_candidates(kernel: str) -> list[Blocks]:
         Problem(tokens, 16, value, width, False)
         for tokens, value, width in product((150, 300), (32, 256), (2, 4))
     ]
-    found = [blocks for problem in problems for blocks in candidates(kernel, problem)]
-    return sorted({(b.rows, b.columns): b for b in found}.values(), key=lambda b: (b.rows, b.columns))
+    all_blocks = [blocks for problem in problems for blocks in candidates(kernel, problem)]
+    return sorted({(b.rows, b.columns): b for b in all_blocks}.values(), key=lambda b: (b.rows, b.columns))
 
 
 def passes(tokens: int, plan: Plan, causal: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -67,10 +67,10 @@ def passes(tokens: int, plan: Plan, causal: bool) -> tuple[dict[str, Tensor], di
     q, k, v, lam, gain = (x if x is None else x.detach() for x in list(vars(inputs).values())[:5])
     with poisoned():
         out = torch.empty_like(v)
-        kept = launch.forward(q, k, v, lam, gain, causal, 1e-5, 0.2, True, out, plan)
+        saved = launch.forward(q, k, v, lam, gain, causal, 1e-5, 0.2, True, out, plan)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dlam, dgain = launch.backward(
-            inputs.grad, q, k, v, lam, gain, out, *kept, causal, 1e-5, 0.2, dq, dk, dv, plan
+            inputs.grad, q, k, v, lam, gain, out, *saved, causal, 1e-5, 0.2, dq, dk, dv, plan
         )
     return {"out": out, "q": dq, "k": dk, "v": dv, "lam": dlam, "gain": dgain}, exact(inputs, causal, 0.2)
 
@@ -86,11 +86,11 @@ def test_every_choice_of_blocks_gives_the_same_numbers(kernel: str, causal: bool
         if DEVICE == "cuda" and Problem(tokens, 16, 32, 4, causal).shared(kernel, blocks) > 99 * KIB:
             continue
         plan = Plan(**{name: blocks if name == kernel else SAFE for name in KERNELS})
-        found, expected = passes(tokens, plan, causal)
+        actual, expected = passes(tokens, plan, causal)
         try:
-            assert_near(found, expected, 1e-5)
-        except AssertionError as failed:
-            raise AssertionError(f"{blocks}: {failed}") from None
+            assert_near(actual, expected, 1e-5)
+        except AssertionError as error:
+            raise AssertionError(f"{blocks}: {error}") from None
 
 
 PROBLEM = Problem(197, 64, 128, 2, False)
@@ -111,11 +111,11 @@ def test_a_kept_plan_is_found_again_for_its_own_problem_only(file: Path, cache_h
     assert file.parent == cache_home / "diffclip" / "kernels"
     assert "_NVIDIA-H200-80-GB_triton-" in file.name
     assert tuning.cached(PROBLEM, X.device) is None
-    other, better = Problem(77, 64, 128, 2, True), replace(PLAN, forward=Blocks(64, 32, 4, 3))
-    for problem, kept in ((PROBLEM, PLAN), (other, PLAN), (PROBLEM, better)):
-        tuning.keep(problem, kept, file)
-        assert tuning.cached(problem, X.device) == kept
-    assert tuning.cached(other, X.device) == PLAN
+    text_problem, better_plan = Problem(77, 64, 128, 2, True), replace(PLAN, forward=Blocks(64, 32, 4, 3))
+    for problem, plan in ((PROBLEM, PLAN), (text_problem, PLAN), (PROBLEM, better_plan)):
+        tuning.keep(problem, plan, file)
+        assert tuning.cached(problem, X.device) == plan
+    assert tuning.cached(text_problem, X.device) == PLAN
     assert len(json.loads(file.read_text())) == 2
     for change in ({"tokens": 196}, {"value": 64}, {"bytes": 4}, {"causal": True}):
         assert tuning.cached(replace(PROBLEM, **change), X.device) is None

@@ -77,11 +77,11 @@ def test_sequence_lengths_match_the_formula(tokens: int, causal: bool, norm: boo
 
 def test_one_token_matches_the_formula() -> None:
     inputs = draw(2, 3, 1, 16, 32, norm=False)
-    found, expected = fused(inputs, True), exact(inputs, True)
+    actual, expected = fused(inputs, True), exact(inputs, True)
     for name in ("q", "k"):  # the softmax of one score is constant
         assert expected.pop(name).abs().max() < 1e-12
-        assert found[name].abs().max() < 1e-5
-    assert_near(found, expected, 1e-5)
+        assert actual[name].abs().max() < 1e-5
+    assert_near(actual, expected, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_packed_attention_matches_the_formula(
     gain = (torch.rand(32, generator=generator) + 0.5).to(DEVICE).requires_grad_()
     with poisoned():
         out = differential_attention_packed(qkv, 4, lam, causal, "triton", gain, 1e-5, 0.2)
-        found = dict(zip(("qkv", "gain"), torch.autograd.grad(out, (qkv, gain), grad), strict=True))
+        grads = dict(zip(("qkv", "gain"), torch.autograd.grad(out, (qkv, gain), grad), strict=True))
     wide, wide_gain = (x.detach().double().requires_grad_() for x in (qkv, gain))
     expected_out = differential_attention_packed(wide, 4, 0.7, causal, "eager", wide_gain, 1e-5, 0.2)
     expected = torch.autograd.grad(expected_out, (wide, wide_gain), grad.double())
     assert out.is_contiguous()
     assert_near(
-        {"out": out, **found},
+        {"out": out, **grads},
         {"out": expected_out, "qkv": expected[0], "gain": expected[1]},
         TOLERANCES[dtype],
     )
@@ -187,9 +187,9 @@ def test_a_single_gradient_alone_matches_the_formula(only: str) -> None:
 
 @pytest.mark.parametrize(("batch", "tokens"), [(0, 20), (2, 0)])
 def test_empty_inputs_give_empty_outputs(batch: int, tokens: int) -> None:
-    found = fused(draw(batch, 1, tokens, 16, 32, torch.float16), False)
-    assert found["out"].shape == found["v"].shape == (batch, 1, tokens, 32)
-    assert not found["gain"].any()
+    tensors = fused(draw(batch, 1, tokens, 16, 32, torch.float16), False)
+    assert tensors["out"].shape == tensors["v"].shape == (batch, 1, tokens, 32)
+    assert not tensors["gain"].any()
 
 
 def test_a_large_lambda_stays_finite_in_float16() -> None:
@@ -198,8 +198,8 @@ def test_a_large_lambda_stays_finite_in_float16() -> None:
     q[:, 0] = 0  # the first map is flat and the second peaked: their sums are far apart
     q[:, 1] *= 20
     half = [x.half() for x in (q, k, v)]
-    own, reference = (
+    output, reference = (
         differential_attention(*inputs, 3000.0, backend=backend)
         for inputs, backend in ((half, "triton"), ([x.double() for x in half], "eager"))
     )
-    assert (own.double() - reference).norm() < 1e-2 * reference.norm()
+    assert (output.double() - reference).norm() < 1e-2 * reference.norm()

@@ -63,10 +63,10 @@ def test_every_backend_matches_the_formula(backend: str, causal: bool, tokens: i
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_lambda_may_be_a_number_a_scalar_or_vary_by_head_or_token(backend: str) -> None:
     q, k, v = inputs(2, 3, 5, 8, 16)
-    same = [0.4, torch.tensor(0.4), torch.full((3,), 0.4), torch.full((2, 3, 5), 0.4)]
-    first, *others = (differential_attention(q, k, v, lam, backend=backend) for lam in same)
-    for other in others:
-        torch.testing.assert_close(other, first)
+    lambdas = [0.4, torch.tensor(0.4), torch.full((3,), 0.4), torch.full((2, 3, 5), 0.4)]
+    first, *outputs = (differential_attention(q, k, v, lam, backend=backend) for lam in lambdas)
+    for output in outputs:
+        torch.testing.assert_close(output, first)
     by_head = torch.tensor([0.1, 0.5, 0.9], requires_grad=True)
     out = differential_attention(q, k, v, by_head, backend=backend)
     for head, lam in enumerate((0.1, 0.5, 0.9)):
@@ -153,22 +153,22 @@ def layer_by_hand(layer: Any, x: Tensor, causal: bool) -> Tensor:
     q, k, v = layer.qkv(x).chunk(3, -1)
     hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1) & causal
 
-    def attended(q: Tensor, k: Tensor, own: slice) -> Tensor:
+    def attend(q: Tensor, k: Tensor, own: slice) -> Tensor:
         scores = q[..., own] @ k[..., own].mT / size**0.5
         return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[..., own]
 
     heads = []
     for head in range(layer.num_heads):
-        own = slice(head * size, (head + 1) * size)
-        out = attended(q, k, own)
+        columns = slice(head * size, (head + 1) * size)
+        out = attend(q, k, columns)
         if isinstance(layer, GatedAttention):
-            rows = slice(head, head + 1) if layer.headwise else own
+            rows = slice(head, head + 1) if layer.headwise else columns
             out = out * torch.sigmoid(x @ layer.gate_proj.weight[rows].T)
         elif isinstance(layer, DifferentialAttentionV2):
             lam = torch.sigmoid(x @ layer.lambda_proj.weight[head])[..., None]
-            out = out - lam * attended(layer.q2_proj(x), k, own)
+            out = out - lam * attend(layer.q2_proj(x), k, columns)
         else:
-            out = out - layer.current_lambda() * attended(layer.q2_proj(x), layer.k2_proj(x), own)
+            out = out - layer.current_lambda() * attend(layer.q2_proj(x), layer.k2_proj(x), columns)
         heads.append(out)
     return layer.out_proj(torch.cat(heads, -1))
 
@@ -191,12 +191,12 @@ def test_a_layer_matches_its_formula_forward_and_backward(
     x = torch.randn(2, tokens, 24, dtype=torch.float64, requires_grad=True)
     out, wanted = layer(x, is_causal=causal), layer_by_hand(layer, x, causal)
     torch.testing.assert_close(out, wanted)
-    toward, inputs = torch.randn_like(out), [x, *layer.parameters()]
-    found, expected = (torch.autograd.grad((y * toward).sum(), inputs) for y in (out, wanted))
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, want)
-    through, maps = layer.attend_through_maps(x, causal)
-    torch.testing.assert_close(layer.out_proj(through), wanted)
+    weights, inputs = torch.randn_like(out), [x, *layer.parameters()]
+    grads, expected = (torch.autograd.grad((y * weights).sum(), inputs) for y in (out, wanted))
+    for grad, want in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, want)
+    attended, maps = layer.attend_through_maps(x, causal)
+    torch.testing.assert_close(layer.out_proj(attended), wanted)
     assert (maps.second is None) == isinstance(layer, GatedAttention)
 
 

@@ -19,15 +19,15 @@ SHAPE = Shape(2, 4, 9, 8, causal=True)
 
 def test_operators_agree_forward_and_backward() -> None:
     inputs = make_inputs(SHAPE, CPU, torch.float32, seed=0)
-    found = operators(CPU)
-    expected = found["differential eager"].forward(inputs)
+    entries = operators(CPU)
+    expected = entries["differential eager"].forward(inputs)
     assert expected.shape == (2, 9, 32)
-    gradients = found["differential eager"].forward_and_backward(inputs)
+    gradients = entries["differential eager"].forward_and_backward(inputs)
     for name in ("differential auto", "differential sdpa", "differential timm"):
-        torch.testing.assert_close(found[name].forward(inputs), expected)
-        for got, wanted in zip(found[name].forward_and_backward(inputs), gradients, strict=True):
-            torch.testing.assert_close(got, wanted)
-    plain = found[PLAIN].forward(inputs)
+        torch.testing.assert_close(entries[name].forward(inputs), expected)
+        for gradient, wanted in zip(entries[name].forward_and_backward(inputs), gradients, strict=True):
+            torch.testing.assert_close(gradient, wanted)
+    plain = entries[PLAIN].forward(inputs)
     assert plain.shape == expected.shape
     assert not torch.allclose(plain, expected)
 
@@ -36,18 +36,18 @@ def test_each_row_has_its_times_or_the_reason_for_failure(monkeypatch: pytest.Mo
     def fail(_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("too much")
 
-    given = operators(CPU) | {"differential sdpa": Operator(fail)}
-    monkeypatch.setattr(attention, "operators", lambda device: given)
+    entries = operators(CPU) | {"differential sdpa": Operator(fail)}
+    monkeypatch.setattr(attention, "operators", lambda device: entries)
     monkeypatch.setattr(attention, "why_not", lambda name, inputs: "no" if "triton" in name else None)
-    told: list[int] = []
-    rows = attention.measure(SHAPE, CPU, torch.float32, rounds=2, tell=lambda: told.append(1))
-    assert list(rows) == list(given)
+    ticks: list[int] = []
+    rows = attention.measure(SHAPE, CPU, torch.float32, rounds=2, tell=lambda: ticks.append(1))
+    assert list(rows) == list(entries)
     assert rows["differential sdpa"] == {"why": "out of memory"}
     assert rows["differential triton"] == {"why": "no"}
     row = rows["differential timm"]
     assert row["forward"]["samples"] == 2
     assert row["backward"]["median_ms"] == row["both"]["median_ms"] - row["forward"]["median_ms"]
-    assert len(told) == len(given) + 3
+    assert len(ticks) == len(entries) + 3
 
 
 def test_turns_alternate_and_a_failing_entry_is_left_out_with_its_reason() -> None:

@@ -34,13 +34,13 @@ def results(tmp_path_factory) -> Path:
     fields |= {"metric": "mean_recall", "low": None, "high": None, "protocol": ""}
     for count in (0, 16):  # K = 4 runs last, so its results are still missing
         records = []
-        made = (("CLIP", -0.01, 0.01), ("DiffCLIP", -0.005, 0.01), ("CLIP-gated", -0.01, 0.3))
-        for model, gain, noise in made:
+        arms = (("CLIP", -0.01, 0.01), ("DiffCLIP", -0.005, 0.01), ("CLIP-gated", -0.01, 0.3))
+        for model, gain, noise in arms:
             values = [0.5 + gain * count + noise * random.random() for _ in SEEDS]
             records += [Record(model=model, seed=n, value=values[n], **fields) for n in SEEDS]
             for name in program.ZERO_SHOT:
-                own = fields | {"task": "zero-shot", "dataset": name, "metric": "acc1"}
-                records += [Record(model=model, seed=n, value=values[n], **own) for n in SEEDS]
+                zero_shot = fields | {"task": "zero-shot", "dataset": name, "metric": "acc1"}
+                records += [Record(model=model, seed=n, value=values[n], **zero_shot) for n in SEEDS]
             cost = fields | {"task": "cost", "metric": "parameters", "value": 3392193.0}
             records.append(Record(model=model, seed=0, **cost))
         if count:  # this arm has only its first run so far
@@ -56,26 +56,26 @@ def results(tmp_path_factory) -> Path:
 
 def test_the_interaction_is_the_paired_change_of_the_difference(results: Path) -> None:
     values = program.clutter_values(results / "study_b")
-    found = program.compare_clutter(values)[0].query("primary").iloc[0]
+    row = program.compare_clutter(values)[0].query("primary").iloc[0]
     wide = values.pivot_table(index="seed", columns=["model", "distractors"], values="value")
     change = (wide["DiffCLIP"][16] - wide["CLIP"][16]) - (wide["DiffCLIP"][0] - wide["CLIP"][0])
-    assert found["difference"] == pytest.approx(change.mean())
+    assert row["difference"] == pytest.approx(change.mean())
     # the p-value does not depend on the other models
-    assert found["p"] == pytest.approx(stats.ttest_1samp(change, 0).pvalue)
-    assert found["p"] < 0.05
+    assert row["p"] == pytest.approx(stats.ttest_1samp(change, 0).pvalue)
+    assert row["p"] < 0.05
 
 
 def test_runs_at_the_common_learning_rate_are_not_repeated(results: Path) -> None:
     values = program.clutter_values(results / "study_b")
-    made = values.groupby("distractors")["model"].unique().map(set)
-    assert made[16] == {"CLIP", "DiffCLIP", "CLIP-gated", *program.SAME_RATE}
-    assert made[0] == {"CLIP", "DiffCLIP", "CLIP-gated", "CLIP-same-rate"}
-    own = values[values["distractors"] == 16].set_index(["model", "seed"])["value"]
-    assert own["CLIP-same-rate"].tolist() == [0.4, *own["CLIP"][1:]]
-    each = program.compare_clutter(values)[1].set_index(["distractors", "model"])["seeds"]
-    both = {(n, model) for n in (0, 16) for model in ("DiffCLIP", "CLIP-gated")}
-    assert set(each.index) == both | {(16, "DiffCLIP-same-rate")}
-    assert each[16, "DiffCLIP-same-rate"] == len(SEEDS)
+    models = values.groupby("distractors")["model"].unique().map(set)
+    assert models[16] == {"CLIP", "DiffCLIP", "CLIP-gated", *program.SAME_RATE}
+    assert models[0] == {"CLIP", "DiffCLIP", "CLIP-gated", "CLIP-same-rate"}
+    by_run = values[values["distractors"] == 16].set_index(["model", "seed"])["value"]
+    assert by_run["CLIP-same-rate"].tolist() == [0.4, *by_run["CLIP"][1:]]
+    seeds = program.compare_clutter(values)[1].set_index(["distractors", "model"])["seeds"]
+    pairs = {(n, model) for n in (0, 16) for model in ("DiffCLIP", "CLIP-gated")}
+    assert set(seeds.index) == pairs | {(16, "DiffCLIP-same-rate")}
+    assert seeds[16, "DiffCLIP-same-rate"] == len(SEEDS)
 
 
 def _write_outcomes(
@@ -84,46 +84,46 @@ def _write_outcomes(
     """Write the outcomes of captions [images, 5] and of images, by model and seed, beside a file of records."""
     records.parent.mkdir(parents=True, exist_ok=True)
     records.touch()
-    keys, found = [], {}
+    keys, arrays = [], {}
     for (model, seed), (captions, images) in hits.items():
-        for task, own in (("image", captions.ravel()), ("text", images)):
-            found[f"hits{len(keys)}"] = own
+        for task, outcomes in (("image", captions.ravel()), ("text", images)):
+            arrays[f"hits{len(keys)}"] = outcomes
             if task == "image":
-                found[f"clusters{len(keys)}"] = np.arange(len(images)).repeat(5)
+                arrays[f"clusters{len(keys)}"] = np.arange(len(images)).repeat(5)
             measure = ["retrieval", "flickr8k", split, f"{task}_retrieval_recall@5"]
             keys.append(json.dumps([model, "weights", seed, None, *measure, None]))
-    found["keys"] = np.frombuffer(json.dumps(keys).encode(), np.uint8)
-    np.savez(records.with_suffix(".outcomes.npz"), **found)
+    arrays["keys"] = np.frombuffer(json.dumps(keys).encode(), np.uint8)
+    np.savez(records.with_suffix(".outcomes.npz"), **arrays)
 
 
 def test_the_interval_combines_errors_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None:
     random, runs = np.random.default_rng(0), tmp_path / "runs"
     pairs = [(model, seed) for seed in range(4) for model in ("CLIP", "DiffCLIP")]
-    drawn = {pair: (random.random((30, 5)), random.random(30)) for pair in pairs}
-    for (model, seed), (captions, images) in drawn.items():
+    outcomes = {pair: (random.random((30, 5)), random.random(30)) for pair in pairs}
+    for (model, seed), (captions, images) in outcomes.items():
         hits = {(model, seed): (captions[:20], images[:20])}
         _write_outcomes(runs / "models" / f"{model}-s{seed}" / "results.jsonl", "val[500:]", hits)
-    others = {run: (captions[20:], images[20:]) for run, (captions, images) in drawn.items()}
-    _write_outcomes(runs / "other_half.jsonl", "val[:500]", others)
+    other_half = {run: (captions[20:], images[20:]) for run, (captions, images) in outcomes.items()}
+    _write_outcomes(runs / "other_half.jsonl", "val[:500]", other_half)
     (runs / "models" / "CLIP-same-rate-s0").mkdir()
-    words = ["--results", str(tmp_path), "--docs", str(tmp_path), "--runs", str(runs)]
-    monkeypatch.setattr(sys, "argv", ["experiments", *words])
+    options = ["--results", str(tmp_path), "--docs", str(tmp_path), "--runs", str(runs)]
+    monkeypatch.setattr(sys, "argv", ["experiments", *options])
     program.main()
     by_split = json.loads((tmp_path / "study_a" / "over_images.json").read_text())
-    assert [(one["split"], one["images"]) for one in by_split[:2]] == [("val[500:]", 20), ("val[:500]", 10)]
-    found = by_split[2]
+    assert [(row["split"], row["images"]) for row in by_split[:2]] == [("val[500:]", 20), ("val[:500]", 10)]
+    combined = by_split[2]
     page = (tmp_path / "results" / "study_a_images.md").read_text()
     assert "| DiffCLIP − CLIP | retrieval | flickr8k | val[500:] and val[:500] | 4 | 30 |" in page
-    assert (found["seeds"], found["images"]) == (4, 30)
-    recalls = {run: (captions.mean(1) + images) / 2 for run, (captions, images) in drawn.items()}
+    assert (combined["seeds"], combined["images"]) == (4, 30)
+    recalls = {run: (captions.mean(1) + images) / 2 for run, (captions, images) in outcomes.items()}
     gains = [recalls["DiffCLIP", seed] - recalls["CLIP", seed] for seed in range(4)]
     errors = [stats.sem(np.mean(gains, axis)) for axis in (1, 0)]
-    assert [found["error_over_seeds"], found["error_over_images"]] == pytest.approx(errors, abs=1e-6)
+    assert [combined["error_over_seeds"], combined["error_over_images"]] == pytest.approx(errors, abs=1e-6)
     table = pd.DataFrame(np.stack(gains)).stack().rename_axis(["seed", "image"]).rename("gain").reset_index()
-    rest = ols("gain ~ C(seed) + C(image)", table).fit().mse_resid / len(table)  # part of both errors
-    middle, reach = np.mean(gains), 1.96 * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - rest)
-    shown = [found["low"], found["difference"], found["high"]]
-    assert shown == pytest.approx([middle - reach, middle, middle + reach], abs=1e-5)
+    residual = ols("gain ~ C(seed) + C(image)", table).fit().mse_resid / len(table)  # part of both errors
+    mean, margin = np.mean(gains), 1.96 * np.sqrt(errors[0] ** 2 + errors[1] ** 2 - residual)
+    interval = [combined["low"], combined["difference"], combined["high"]]
+    assert interval == pytest.approx([mean - margin, mean, mean + margin], abs=1e-5)
 
 
 def test_the_pages_and_figures_are_written(monkeypatch, results: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def layer_with(arm: str, weights: program.Weights) -> SelfAttention:
     kind = LAYERS.get(arm, SoftmaxAttention)
     layer = kind(program.WIDTH, program.heads_of(arm), qkv_bias=False, proj_bias=False)
     names = {"qkv": "qkv", "out": "out_proj", "gate": "gate_proj", "norm": "diff_norm"}
-    state = {f"{name}.weight": weights[own][0] for own, name in names.items() if own in weights}
+    state = {f"{name}.weight": weights[key][0] for key, name in names.items() if key in weights}
     if "lambdas" in weights:
         vectors = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
         state |= dict(zip(vectors, weights["lambdas"][0], strict=True))
@@ -31,14 +31,14 @@ def test_each_arm_without_noise_matches_the_packages_layer(arm: str) -> None:
     cell = program.Cell("independent", 9, 0.0)
     weights = program.make_weights(arm, [3, 4])
     x, noise, _, _ = program.Data([3, 4]).draw(cell, 5)
-    found = program.attend(arm, weights, x, noise)
+    attention = program.attend(arm, weights, x, noise)
     tokens = torch.cat([weights["token"][0].expand(5, 1, -1), x[0]], 1)
-    torch.testing.assert_close(found.out[0], layer_with(arm, weights)(tokens)[:, 0])
+    torch.testing.assert_close(attention.out[0], layer_with(arm, weights)(tokens)[:, 0])
 
 
 def test_a_second_run_repeats_nothing_and_needs_the_same_seeds(monkeypatch, tmp_path, capsys) -> None:
-    small = {"STEPS": 2, "TEST": 8, "LENGTHS": (5,), "STRENGTHS": (1.0,), "RATES": (0.01,)}
-    for name, value in small.items():
+    constants = {"STEPS": 2, "TEST": 8, "LENGTHS": (5,), "STRENGTHS": (1.0,), "RATES": (0.01,)}
+    for name, value in constants.items():
         monkeypatch.setattr(program, name, value)
     file = tmp_path / "needle.jsonl"
     monkeypatch.setattr(sys, "argv", ["needle", "--output", str(file), "--seeds", "2"])

@@ -104,12 +104,12 @@ def test_loader_benchmark_measures_both_loaders(monkeypatch, tmp_path) -> None:
     result = json.loads((tmp_path / "loader.json").read_text())
     assert result["data"]["samples"] == 32
     assert result["workers"]["1"]["ratio"]["per_core"]["median"] > 0
-    assert all(seconds > 0 for own in result["many"]["times"].values() for seconds in own.values())
+    assert all(seconds > 0 for times in result["many"]["times"].values() for seconds in times.values())
     table = "\n".join(tables.loader(result))
     assert "| again, in windows of 16 |" in table
     assert "| 1 | OpenCLIP |" in table
-    measured = [found for name, _, found, _ in tables.targets({"loader": result}) if "loader" in name]
-    assert [found is None for found in measured] == [True, False, True, False]
+    measured = [value for name, _, value, _ in tables.targets({"loader": result}) if "loader" in name]
+    assert [value is None for value in measured] == [True, False, True, False]
 
 
 @pytest.mark.usefixtures("uninterpreted", "ordinary_torch")
@@ -152,8 +152,8 @@ def test_timm_attention_matches_timms_layer() -> None:
     oracle.lambda_init = 0.8
     layer = TimmAttention(64, 8)
     for name, value in oracle.state_dict().items():
-        own = name.replace("sub_norm", "diff_norm").replace("proj.", "out_proj.")
-        layer.get_parameter(own).data.copy_(value)
+        key = name.replace("sub_norm", "diff_norm").replace("proj.", "out_proj.")
+        layer.get_parameter(key).data.copy_(value)
     x = torch.randn(2, 11, 64)
     for causal in (False, True):
         torch.testing.assert_close(layer(x, is_causal=causal), oracle(x, is_causal=causal))
@@ -180,8 +180,8 @@ def test_onnx_benchmark_measures_both_models_and_updates_its_table(monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["program", *arguments, "--output", str(tmp_path)])
     monkeypatch.setattr(onnx, "create_model", tiny_model)
     onnx.main()
-    found = json.loads((tmp_path / "onnx.json").read_text())
-    assert {len(rows) for rows in found["towers"].values()} == {4}
+    result = json.loads((tmp_path / "onnx.json").read_text())
+    assert {len(rows) for rows in result["towers"].values()} == {4}
     lines = document.read_text().splitlines()
     assert "old" not in lines
     rows = [line.split(" | ")[:2] for line in lines if line.startswith(("| image", "| text"))]

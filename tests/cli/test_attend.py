@@ -63,10 +63,10 @@ def test_patch_and_method_options_appear_in_the_output_files(model_folder, plain
 def test_default_without_text_is_class_token_attention(model_folder, image_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call(image_folder, "--model", model_folder, "--output", "default.npz")
-    named = ("--method", "attention", "--layers", "1", "--output", "named.npz")
-    call(image_folder, "--model", model_folder, *named)
-    default, named = np.load("default.npz"), np.load("named.npz")
-    assert (default["maps"] == named["maps"]).all()
+    explicit = ("--method", "attention", "--layers", "1", "--output", "named.npz")
+    call(image_folder, "--model", model_folder, *explicit)
+    default, explicit = np.load("default.npz"), np.load("named.npz")
+    assert (default["maps"] == explicit["maps"]).all()
     assert default["maps"].shape == (1, 3, 1, 2, 2)
     assert str(default["method"]) == "attention"
     assert "cosines" not in default
@@ -99,14 +99,14 @@ def test_broken_images_are_skipped_in_a_folder_but_refused_by_name(model_folder,
 
 
 def test_models_of_the_same_variant_get_distinct_labels(save_model, image_folder, tmp_path):
-    one, two = save_model(tmp_path / "a" / "first"), save_model(tmp_path / "b" / "second", seed=1)
-    three = save_model(tmp_path / "b" / "first", seed=2)
+    a_first, b_second = save_model(tmp_path / "a" / "first"), save_model(tmp_path / "b" / "second", seed=1)
+    b_first = save_model(tmp_path / "b" / "first", seed=2)
     labels = []
-    for models in ((one,), (one, two), (one, three)):
-        named = [argument for model in models for argument in ("--model", model)]
-        call(image_folder / "red.png", "--text", "x", *named, "--output", tmp_path / "x.npz")
+    for models in ((a_first,), (a_first, b_second), (a_first, b_first)):
+        options = [argument for model in models for argument in ("--model", model)]
+        call(image_folder / "red.png", "--text", "x", *options, "--output", tmp_path / "x.npz")
         labels.append(np.load(tmp_path / "x.npz")["models"].tolist())
-    assert labels == [["DiffCLIP"], ["first", "second"], [str(one), str(three)]]
+    assert labels == [["DiffCLIP"], ["first", "second"], [str(a_first), str(b_first)]]
 
 
 def test_report_with_attention_has_figures_2_and_6(tmp_path, save_model, plain, caption_set, monkeypatch):
@@ -132,8 +132,8 @@ def test_figure_2_of_a_class_set_uses_class_names_as_texts(model_folder, class_s
     from diffclip.data.evaluation_sets import open_set
     from diffclip.report.examples import paper_figures
 
-    made = paper_figures({"DiffCLIP": diffclip.load(model_folder)}, open_set(class_set, "test"))
-    (figure,) = made["figure_2"].figures
+    extras = paper_figures({"DiffCLIP": diffclip.load(model_folder)}, open_set(class_set, "test"))
+    (figure,) = extras["figure_2"].figures
     titles = {axes.get_title().replace("\n", " ") for axes in figure.axes}
     assert len(titles & {f"a photo of {name}." for name in ("red", "green", "blue")}) == 2
-    assert "its own class" in made["figure_2"].text
+    assert "its own class" in extras["figure_2"].text

@@ -32,12 +32,12 @@ def test_bench_prints_a_table_and_advice_or_json() -> None:
     text = " ".join(done.stdout.split())
     for words in ("vision, N = 10", "text, N = 6", "differential triton did not run: no kernels here"):
         assert words in text
-    found = json.loads(diffclip_command("bench", "--device", "cpu", "--seconds", "0.2", "--json").stdout)
-    assert found["towers"]["text"]["shape"]["causal"] is True
-    assert found["towers"]["vision"]["rows"]["differential sdpa"]["both"]["median_ms"] > 0
-    assert found["towers"]["vision"]["auto"] in ("eager", "sdpa")
-    assert found["about"]["dtype"] == "float32"
-    assert found["advice"].startswith(f'use attention_backend="{found["attention_backend"]}"')
+    report = json.loads(diffclip_command("bench", "--device", "cpu", "--seconds", "0.2", "--json").stdout)
+    assert report["towers"]["text"]["shape"]["causal"] is True
+    assert report["towers"]["vision"]["rows"]["differential sdpa"]["both"]["median_ms"] > 0
+    assert report["towers"]["vision"]["auto"] in ("eager", "sdpa")
+    assert report["about"]["dtype"] == "float32"
+    assert report["advice"].startswith(f'use attention_backend="{report["attention_backend"]}"')
 
 
 @pytest.mark.parametrize("words", [[], ["eval", "-h"]])
@@ -67,7 +67,7 @@ def test_benchmark_evaluates_a_saved_model_on_scenes(model_folder, tmp_path) -> 
     result = diffclip_command("benchmark", "eval", *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (file,) = tmp_path.glob("scenes_*.json")
-    found = json.loads(file.read_text())
-    assert found["pretrained"] == str(model_folder)
+    record = json.loads(file.read_text())
+    assert record["pretrained"] == str(model_folder)
     names = {f"{way}_retrieval_recall@{k}" for way in ("image", "text") for k in (1, 5)}
-    assert found["metrics"].keys() == names
+    assert record["metrics"].keys() == names

@@ -40,10 +40,10 @@ def test_top_limits_the_labels_and_template_changes_the_results(model_folder, im
 
     whole = probabilities()
     monkeypatch.setattr("diffclip.cli.classify._BATCH", 1)
-    assert probabilities() == [pytest.approx(one, abs=1e-6) for one in whole]
-    assert [len(one) for one in probabilities("--top", 1)] == [1, 1, 1]
-    other = probabilities("--template", "a bad drawing of one {c}")
-    assert any(one != pytest.approx(before, abs=1e-4) for one, before in zip(other, whole, strict=True))
+    assert probabilities() == [pytest.approx(row, abs=1e-6) for row in whole]
+    assert [len(row) for row in probabilities("--top", 1)] == [1, 1, 1]
+    custom = probabilities("--template", "a bad drawing of one {c}")
+    assert any(row != pytest.approx(before, abs=1e-4) for row, before in zip(custom, whole, strict=True))
 
 
 def test_table_shows_markup_in_names_literally(model_folder, image_folder, tmp_path):

@@ -33,8 +33,8 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         lines = ["useless", 'a "quote\tno address', f"\t{address}/0.jpg"]
         lines += [f'image "{number}\t{address}/{number}.jpg' for number in range(2)]
         file.write_text("\n".join(lines) + "\n")
-        here = CAPTION_SETS["cc3m"]._replace(address=f"{address}/list.tsv")
-        monkeypatch.setitem(CAPTION_SETS, "cc3m", here)
+        local_set = CAPTION_SETS["cc3m"]._replace(address=f"{address}/list.tsv")
+        monkeypatch.setitem(CAPTION_SETS, "cc3m", local_set)
         yield file
 
 
@@ -104,7 +104,7 @@ def test_download_prints_commands_for_sets_to_fetch_by_hand(tmp_path, capsys):
     assert imagenet == "imagenet1k: ImageNet, validation images, 6.8 GB, from https://image-net.org/download"
     assert "ILSVRC2012_img_val.tar" in commands
     assert "already" in dtd
-    place = tmp_path / "flickr30k"
-    assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {place}" in kaggle
+    large = tmp_path / "flickr30k"
+    assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {large}" in kaggle
     small = f"{tmp_path}-80/flickr30k"
-    assert shards == f"Then, to train on it at 80 pixels: diffclip data make-shards {place} {small} --edge 80"
+    assert shards == f"Then, to train on it at 80 pixels: diffclip data make-shards {large} {small} --edge 80"

@@ -54,8 +54,8 @@ def test_caption_set_selects_retrieval_and_json_prints_records(model_folder, cap
     assert [record["metric"] for record in records] == [*recalls, "mean_recall"]
     assert [record["count"] for record in records] == [21, 21, 21, 11, 11, 11, 11]
     again, _ = call(model_folder, "--data", caption_set, "--json", "--workers", 1)
-    for one, other in zip(records, map(json.loads, again.splitlines()), strict=True):
-        assert one | {"seconds": 0} == other | {"seconds": 0}
+    for record, repeated in zip(records, map(json.loads, again.splitlines()), strict=True):
+        assert record | {"seconds": 0} == repeated | {"seconds": 0}
 
 
 def test_evaluate_measures_every_run_in_a_folder_of_runs(save_model, class_set, tmp_path):
@@ -76,8 +76,8 @@ def test_evaluate_measures_every_run_in_a_folder_of_runs(save_model, class_set, 
 def test_narrow_table_shows_all_models_but_no_p(save_model, model_folder, class_set, tmp_path, monkeypatch):
     monkeypatch.setattr("scipy.stats.permutation_test", lambda *_, **__: pytest.fail("p was computed"))
     monkeypatch.setenv("COLUMNS", "60")
-    other = save_model(tmp_path / "a model of another name", seed=1)
-    table, _ = call(model_folder, other, "--data", class_set)
+    other_model = save_model(tmp_path / "a model of another name", seed=1)
+    table, _ = call(model_folder, other_model, "--data", class_set)
     assert max(map(len, table.splitlines())) <= 60
     assert table.count("[") >= 4
     assert "One run each: another seed or processor can turn this around." in " ".join(table.split())
@@ -120,12 +120,12 @@ def root(tmp_path):
 
 
 def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model, root, tmp_path):
-    other = save_model(tmp_path / "other", seed=1)
+    other_model = save_model(tmp_path / "other", seed=1)
     output = tmp_path / "quick.jsonl"
     options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--seeds", 2, "--output", output]
-    table, told, error = suite_of(model_folder, other, *options)
+    table, stderr, error = suite_of(model_folder, other_model, *options)
     assert error == ""
-    assert "missing caltech101, 137 MB to download: diffclip data download caltech101" in told
+    assert "missing caltech101, 137 MB to download: diffclip data download caltech101" in stderr
     records = read_records(output)
     measured = [record for record in records if record.task not in ("six-tasks", "out-of-domain")]
     names = {(record.task, record.dataset, record.split, record.corruption) for record in measured}
@@ -134,12 +134,12 @@ def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model,
         *((task, "cifar10", "test", None) for task in ("zero-shot", "few-shot", "linear-probe")),
         *(("zero-shot", "cifar10", "test", name) for name in ("noise", "blur", "jpeg", "contrast")),
     }
-    few = [record for record in measured if record.task == "few-shot"]
-    assert [record.draw for record in few] == [0, 1, 0, 1]
+    few_shot = [record for record in measured if record.task == "few-shot"]
+    assert [record.draw for record in few_shot] == [0, 1, 0, 1]
     panels = {"linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain"}
     assert {record.dataset for record in records if record.task == "six-tasks"} == panels
-    kept = read_outcomes(output)
-    assert {outcome_key(record) for record in measured if record.metric == "acc1"} <= set(kept)
+    outcomes = read_outcomes(output)
+    assert {outcome_key(record) for record in measured if record.metric == "acc1"} <= set(outcomes)
     assert "Zero-shot" in table
     assert f"Tables and figures: diffclip report {output}" in table
 
@@ -177,26 +177,26 @@ def test_a_killed_suite_resumes_to_the_same_results_and_prints_json(
 
 def test_missing_sets_are_listed_before_any_evaluation(model_folder, root, tmp_path):
     output = tmp_path / "quick.jsonl"
-    _, told, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
-    (line,) = told.splitlines()
+    _, stderr, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
+    (line,) = stderr.splitlines()
     assert line.startswith("diffclip: missing caltech101, 137 MB to download: ")
     assert error.startswith(f"suite quick needs --data-root {root} with caltech101: run the commands printed")
     assert error.endswith("or add --skip-missing to go on without")
     assert list(tmp_path.glob("quick*")) == []
-    _, told, error = suite_of(model_folder, "--suite", "attention", "--data-root", root, "--output", output)
+    _, stderr, error = suite_of(model_folder, "--suite", "attention", "--data-root", root, "--output", output)
     assert "with coco_mini, sugarcrepe, oxford_pets3: run the commands printed above" in error
-    own = "a folder of your own in clip_benchmark's layout"
-    wanted = [f"diffclip: missing {name}, {own}" for name in ("coco_mini", "oxford_pets3")]
-    assert set(wanted) < set(told.splitlines())
+    source = "a folder of your own in clip_benchmark's layout"
+    wanted = [f"diffclip: missing {name}, {source}" for name in ("coco_mini", "oxford_pets3")]
+    assert set(wanted) < set(stderr.splitlines())
     shutil.rmtree(root / "cifar10" / "train")
-    _, told, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
-    assert {line.split()[2] for line in told.splitlines()} == {"cifar10,", "caltech101,"}
+    _, stderr, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
+    assert {line.split()[2] for line in stderr.splitlines()} == {"cifar10,", "caltech101,"}
     assert "with caltech101, cifar10: run" in error
     shutil.rmtree(root / "flickr8k")
     options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
-    _, told, error = suite_of(model_folder, *options)
+    _, stderr, error = suite_of(model_folder, *options)
     assert not error
-    assert "missing cifar10, its split train, which linear-probe and few-shot learn from" in told
+    assert "missing cifar10, its split train, which linear-probe and few-shot learn from" in stderr
     assert ("zero-shot", "cifar10") in {(record.task, record.dataset) for record in read_records(output)}
 
 
@@ -206,11 +206,11 @@ def test_suite_continues_after_a_broken_model_and_a_broken_set(model_folder, sav
     (root / "cifar10" / "classnames.txt").unlink()
     output = tmp_path / "quick.jsonl"
     options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
-    table, told, error = suite_of(broken, model_folder, *options)
-    found = {(record.weights, record.dataset) for record in read_records(output)}
-    assert found >= {(str(model_folder), "flickr8k")}
-    assert {weights for weights, _ in found} == {str(model_folder)}
-    first, *lines = [line for line in told.splitlines() if "FAILED" in line]
+    table, stderr, error = suite_of(broken, model_folder, *options)
+    evaluated = {(record.weights, record.dataset) for record in read_records(output)}
+    assert evaluated >= {(str(model_folder), "flickr8k")}
+    assert {weights for weights, _ in evaluated} == {str(model_folder)}
+    first, *lines = [line for line in stderr.splitlines() if "FAILED" in line]
     assert first.startswith(f"{broken}: FAILED: ")
     assert "model.safetensors" in first
     assert len(lines) == 7

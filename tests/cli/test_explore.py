@@ -29,8 +29,8 @@ def test_explore_without_a_model_serves_the_demo_models(model_folder, tmp_path, 
 
 
 def test_public_host_without_a_password_prints_a_warning(model_folder, image_folder, served):
-    given = {"--model": model_folder, "--folder": image_folder, "--host": "0.0.0.0", "--port": 0}
-    words = [word for pair in given.items() for word in pair]
+    options = {"--model": model_folder, "--folder": image_folder, "--host": "0.0.0.0", "--port": 0}
+    words = [word for pair in options.items() for word in pair]
     (line,) = call(*words, "--no-browser")[1].splitlines()
     assert line.startswith(f"diffclip: WARNING: anyone who reaches port {served[0][3]} of this machine")
     assert f"find images of {image_folder}" in line
@@ -38,10 +38,10 @@ def test_public_host_without_a_password_prints_a_warning(model_folder, image_fol
 
 
 def test_a_port_in_use_is_refused(model_folder, served):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         with pytest.raises(InputError, match=rf"--port {port} \(Address already in use\): choose another"):
             call("--model", model_folder, "--port", port)
     assert not served

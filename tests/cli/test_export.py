@@ -21,14 +21,14 @@ def test_export_prints_a_line_per_tower_and_writes_a_tokenizer(tmp_path, model_f
     assert all(" left: " in line for line in done.stderr.splitlines())  # progress lines, on a slow machine
     wanted = [f"{folder}/{tower}.onnx: 0.1 MB, error 2e-07" for tower in ("image", "text")]
     assert done.stdout.splitlines() == wanted
-    told = json.loads((folder / "config.json").read_text())["text"]["tokenizer"]
+    settings = json.loads((folder / "config.json").read_text())["text"]["tokenizer"]
     ours, texts = Tokenizer(TextConfig(context_length=12)), ["A dog!", "a very long text " * 9]
-    made = Fast.from_file(str(folder / told["file"]))
+    fast = Fast.from_file(str(folder / settings["file"]))
     for text, row in zip(texts, ours(texts).tolist(), strict=True):
-        ids = made.encode(text).ids
+        ids = fast.encode(text).ids
         assert row[: len(ids)] == ids
-        assert (ids[0], ids[-1]) == (told["start"], told["end"])
-        assert set(row[len(ids) :]) <= {told["padding"]}
-    both = made.encode_batch(texts)
-    assert [len(encoding.ids) for encoding in both] == [12, 12]
-    assert both[0].ids == ours(texts)[0].tolist()
+        assert (ids[0], ids[-1]) == (settings["start"], settings["end"])
+        assert set(row[len(ids) :]) <= {settings["padding"]}
+    encodings = fast.encode_batch(texts)
+    assert [len(encoding.ids) for encoding in encodings] == [12, 12]
+    assert encodings[0].ids == ours(texts)[0].tolist()

@@ -192,8 +192,8 @@ def test_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, wo
     result = diffclip_command("evaluate", "runs/a", *arguments, cwd=workplace)
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in (workplace / "r.jsonl").read_text().splitlines()]
-    found = {(record["seed"], record["split"], record["count"]) for record in records}
-    assert found == {(3, "test", 60), (3, "test", 12)}
+    facts = {(record["seed"], record["split"], record["count"]) for record in records}
+    assert facts == {(3, "test", 60), (3, "test", 12)}
 
     assert diffclip_command("convert", "runs/a", "hub/checkpoint_best.pt", cwd=workplace).returncode == 0
     assert diffclip_command("convert", "hub", "back", cwd=workplace).returncode == 0
@@ -225,13 +225,13 @@ def test_training_and_classify_import_no_large_packages(workplace: Path) -> None
     command = [sys.executable, "-c", code, *words]
     result = subprocess.run(command, capture_output=True, text=True, cwd=workplace, timeout=300)
     assert result.returncode == 0, result.stderr
-    count, found, left = result.stdout.splitlines()
+    count, answer, loaded = result.stdout.splitlines()
     assert int(count) <= 40
-    assert json.loads(found)["label"] in ("a", "b")
-    assert left == "set()"
+    assert json.loads(answer)["label"] in ("a", "b")
+    assert loaded == "set()"
 
 
 def test_make_scenes_reuses_scenes_drawn_before(tmp_path: Path) -> None:
     options = ("--size", 16, "--train", 2, "--val", 1, "--test", 1, "--workers", 1)
-    for said in ("Drew the scenes in", "reused"):
-        assert said in diffclip_command("data", "make-scenes", "set", *options, cwd=tmp_path).stdout
+    for message in ("Drew the scenes in", "reused"):
+        assert message in diffclip_command("data", "make-scenes", "set", *options, cwd=tmp_path).stdout

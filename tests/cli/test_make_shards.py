@@ -15,21 +15,21 @@ from diffclip.errors import Fault, InputError
 @pytest.fixture
 def kaggle(tmp_path: Path) -> Path:
     """Flickr8k as `diffclip data download` advises: Kaggle's folder and a file of captions for each split."""
-    place = tmp_path / "flickr8k"
+    folder = tmp_path / "flickr8k"
     for number in range(8):
-        write_image(place / "Images" / f"{number}.jpg", number, (60, 40))
+        write_image(folder / "Images" / f"{number}.jpg", number, (60, 40))
     lines = [f"{number}.jpg,caption {caption} of {number}" for number in range(8) for caption in range(2)]
-    (place / "captions.txt").write_text("\n".join(["image,caption", *lines]) + "\n")
+    (folder / "captions.txt").write_text("\n".join(["image,caption", *lines]) + "\n")
     for split, numbers in (("train", range(6)), ("val", (6,)), ("test", (7,))):
-        own = [line for line in lines if int(line[0]) in numbers]
-        (place / f"flickr8k_{split}_karpathy.txt").write_text("\n".join(["image,caption", *own]) + "\n")
-    return place
+        rows = [line for line in lines if int(line[0]) in numbers]
+        (folder / f"flickr8k_{split}_karpathy.txt").write_text("\n".join(["image,caption", *rows]) + "\n")
+    return folder
 
 
 def captions_in(folder: Path) -> dict[str, list[str]]:
     corpus = Corpus(folder)
-    found = [corpus.read(i) for i in range(corpus.samples)]
-    return {one.key.rpartition("_")[2]: one.captions for one in found if not isinstance(one, Fault)}
+    pairs = [corpus.read(i) for i in range(corpus.samples)]
+    return {pair.key.rpartition("_")[2]: pair.captions for pair in pairs if not isinstance(pair, Fault)}
 
 
 def test_flickr8k_from_kaggle_becomes_three_splits(kaggle, tmp_path, capsys) -> None:
@@ -38,9 +38,9 @@ def test_flickr8k_from_kaggle_becomes_three_splits(kaggle, tmp_path, capsys) -> 
     (kaggle / "Images").rename(tmp_path / "Images")
     (kaggle / "Images").symlink_to(tmp_path / "Images")
     make_shards(kaggle, shards, edge=20, workers=1)
-    told = capsys.readouterr()
-    assert "left out, of no split: captions.txt; name" in told.err
-    out = told.out.splitlines()
+    captured = capsys.readouterr()
+    assert "left out, of no split: captions.txt; name" in captured.err
+    out = captured.out.splitlines()
     assert out[0] == f"6 images with 12 captions in 1 shard in {shards / 'train'}; 0 left out"
     assert out[-1] == f"Next: diffclip data check {shards / 'train'}"
     wanted = {str(n): [f"caption {c} of {n}" for c in range(2)] for n in range(6)}
@@ -53,8 +53,8 @@ def test_flickr8k_from_kaggle_becomes_three_splits(kaggle, tmp_path, capsys) -> 
 def test_splits_are_found_in_caption_file_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train2017", "validation", "dev"):
         (tmp_path / f"captions_{name}.json").touch()
-    found = {split: file.stem for split, file in find_captions(tmp_path).items()}
-    assert found == {"train": "captions_train2017", "val": "captions_validation"}
+    stems = {split: file.stem for split, file in find_captions(tmp_path).items()}
+    assert stems == {"train": "captions_train2017", "val": "captions_validation"}
     assert "left out, of no split: captions_dev.json; " in capsys.readouterr().err
 
 
@@ -75,9 +75,9 @@ def test_same_command_resumes_and_other_settings_are_refused(kaggle: Path, tmp_p
     make_shards(kaggle, shards, **options)
     assert len(captions_in(shards)) == 8
     # image files are copied unchanged
-    with tarfile.open(tar) as found:
-        names = {name.rpartition("_")[2]: name for name in found.getnames()}
-        content = found.extractfile(names["3.jpg"])
+    with tarfile.open(tar) as archive:
+        names = {name.rpartition("_")[2]: name for name in archive.getnames()}
+        content = archive.extractfile(names["3.jpg"])
         assert content is not None
         assert content.read() == (kaggle / "Images" / "3.jpg").read_bytes()
     with pytest.raises(InputError, match="holds shards of other settings, images or captions"):
@@ -89,15 +89,15 @@ def test_same_command_resumes_and_other_settings_are_refused(kaggle: Path, tmp_p
 
 def test_equal_image_names_are_matched_by_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "set"
-    for place in ("a/0", "b/0", "a/1"):
-        write_image(source / f"{place}.png")
+    for stem in ("a/0", "b/0", "a/1"):
+        write_image(source / f"{stem}.png")
     lines = ("image,caption", "a/0,first", "b/0.png,second", "c/0.png,third", "1.png,alone")
     (source / "captions.csv").write_text("\n".join(lines))
     make_shards(source, tmp_path / "shards", workers=1)
     assert "1 left out" in capsys.readouterr().out
     corpus = Corpus(tmp_path / "shards")
-    found = [corpus.read(i) for i in range(corpus.samples)]
-    assert {one.captions[0] for one in found if not isinstance(one, Fault)} == {"alone", "first", "second"}
+    pairs = [corpus.read(i) for i in range(corpus.samples)]
+    assert {pair.captions[0] for pair in pairs if not isinstance(pair, Fault)} == {"alone", "first", "second"}
 
 
 def test_missing_and_broken_images_are_reported(kaggle, tmp_path, capsys) -> None:
@@ -107,11 +107,11 @@ def test_missing_and_broken_images_are_reported(kaggle, tmp_path, capsys) -> Non
     with (kaggle / "captions.txt").open("a") as file:
         file.write("6.jpg, \n")
     make_shards(kaggle, tmp_path / "shards", captions=kaggle / "captions.txt", workers=1)
-    told = capsys.readouterr()
-    assert told.out.startswith("6 images with 12 captions in 1 shard")
-    assert "2 left out" in told.out
-    assert f"4.jpg: is not in {kaggle}" in told.err
-    assert "2.jpg: is not an image" in told.err
+    captured = capsys.readouterr()
+    assert captured.out.startswith("6 images with 12 captions in 1 shard")
+    assert "2 left out" in captured.out
+    assert f"4.jpg: is not in {kaggle}" in captured.err
+    assert "2.jpg: is not an image" in captured.err
 
 
 def test_shards_can_be_written_beside_the_images(kaggle: Path, capsys: pytest.CaptureFixture[str]) -> None:

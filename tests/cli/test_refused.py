@@ -84,9 +84,9 @@ def test_arguments_and_names_are_checked_before_heavy_packages_are_imported(tmp_
     command = [sys.executable, "-c", code, *EARLY]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for (words, told), line in zip(EARLY.items(), done.stderr.splitlines(), strict=True):
+    for (words, message), line in zip(EARLY.items(), done.stderr.splitlines(), strict=True):
         assert line.startswith("diffclip: "), words
-        assert told in line, words
+        assert message in line, words
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -31,9 +31,9 @@ def runs(tmp_path):
 def test_save_condenses_runs_to_results_that_can_be_reported(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = runs / "CLIP-s0" / "results.jsonl"
-    (first, *_), shown = read_records(file), {("mechanics", "sink_ratio"), ("training", "lambda")}
-    more = [{"task": task, "metric": name, "layer": 1} for task, name in (*shown, ("mechanics", "other"))]
-    layers = [first.model_copy(update=change) for change in more]
+    (first, *_), saved = read_records(file), {("mechanics", "sink_ratio"), ("training", "lambda")}
+    changes = [{"task": task, "metric": name, "layer": 1} for task, name in (*saved, ("mechanics", "other"))]
+    layers = [first.model_copy(update=change) for change in changes]
     write_records(file, [*read_records(file), *layers, layers[0].model_copy(update={"head": 1})])
     assert call("runs", "--save", "saved/demo") == "wrote saved/demo\n"
     names = sorted(path.name for path in (tmp_path / "saved" / "demo").iterdir())
@@ -42,7 +42,7 @@ def test_save_condenses_runs_to_results_that_can_be_reported(runs, tmp_path, mon
     runs = {record.weights.removesuffix("/checkpoints/best") for record in records}
     assert runs == {f"{model}-s{seed}" for model in ("CLIP", "DiffCLIP") for seed in (0, 1)}
     layers = {(record.task, record.metric, record.head) for record in records if record.layer}
-    assert layers == {(*one, None) for one in shown}
+    assert layers == {(*measure, None) for measure in saved}
     file = "saved/demo/results.jsonl"
     for options, words in (
         ((file, "--output", file), "give a name that ends with .html"),
@@ -58,8 +58,8 @@ def test_save_condenses_runs_to_results_that_can_be_reported(runs, tmp_path, mon
     assert curves[0] == curves[1]
     make_run(tmp_path / "other" / "CLIP-s0", "CLIP", 0, level=0.2)
     call("runs", "other", "--save", "saved/both")
-    both = {record.weights for record in read_records(tmp_path / "saved" / "both" / "results.jsonl")}
-    assert {f"{folder}/CLIP-s0/checkpoints/best" for folder in ("runs", "other")} < both
+    weights = {record.weights for record in read_records(tmp_path / "saved" / "both" / "results.jsonl")}
+    assert {f"{folder}/CLIP-s0/checkpoints/best" for folder in ("runs", "other")} < weights
     assert call("saved/demo", "--output", "report.html", "--title", "Demo") == "wrote report.html\n"
     page = (tmp_path / "report.html").read_text()
     assert "<h1>Demo</h1>" in page

@@ -90,8 +90,8 @@ def test_open_clip_models_keep_their_numbers_through_both_steps(how: dict[str, A
         same(differential, images, texts)
         assert variant_of(differential.config) == "DiffCLIP-added"
         save_weights(differential, tmp_path / "saved")
-        again = load_weights(CLIP(differential.config, seed=1), tmp_path / "saved")
-        same(again, images, texts)
+        loaded = load_weights(CLIP(differential.config, seed=1), tmp_path / "saved")
+        same(loaded, images, texts)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
@@ -100,7 +100,7 @@ def test_transformers_models_keep_their_numbers(activation: str) -> None:
     ours = from_transformers(model)
     with torch.no_grad():
         images, texts = model.get_image_features(IMAGES), model.get_text_features(TOKENS)
-        images, texts = (getattr(found, "pooler_output", found) for found in (images, texts))
+        images, texts = (getattr(output, "pooler_output", output) for output in (images, texts))
         same(to_differential(ours), images, texts)
     assert ours.config.vision.activation == activation
 
@@ -136,8 +136,8 @@ def test_unsupported_transformers_models_are_refused_with_the_reason() -> None:
 
 
 def test_texts_that_do_not_end_with_the_largest_id_are_refused() -> None:
-    told = "takes text features at the id 5, not the largest of 50"
-    with pytest.raises(InputError, match=told):
+    message = "takes text features at the id 5, not the largest of 50"
+    with pytest.raises(InputError, match=message):
         from_transformers(transformers_model(text={"eos_token_id": 5}), "their model")
     old = from_transformers(transformers_model(text={"eos_token_id": 2}))  # 2 means the largest id
     model = transformers_model()
@@ -157,13 +157,13 @@ def test_a_transformers_folder_is_converted_to_a_differential_model(tmp_path: Pa
     crop = {"height": size, "width": size}
     images = CLIPImageProcessor(size=edge, crop_size=crop, resample=2, image_mean=[0.1, 0.2, 0.3])
     images.save_pretrained(tmp_path / "theirs")
-    said, told = call(f"transformers:{tmp_path / 'theirs'}", tmp_path / "ours", "--to-differential")
-    assert "DiffCLIP-added-v32x2x4p8-t24x2x3" in said
-    assert told == ""
+    out, err = call(f"transformers:{tmp_path / 'theirs'}", tmp_path / "ours", "--to-differential")
+    assert "DiffCLIP-added-v32x2x4p8-t24x2x3" in out
+    assert err == ""
     ours, preprocess, _ = diffclip.load(tmp_path / "ours")
-    prepared = preprocess.preprocess
-    assert prepared.mean == (0.1, 0.2, 0.3)
-    assert (prepared.resize, prepared.interpolation) == (size + 2, "bilinear")
+    config = preprocess.preprocess
+    assert config.mean == (0.1, 0.2, 0.3)
+    assert (config.resize, config.interpolation) == (size + 2, "bilinear")
     theirs = model.get_image_features(IMAGES)
     theirs = getattr(theirs, "pooler_output", theirs)
     torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
@@ -221,20 +221,20 @@ def test_every_open_clip_tag_gets_the_activation_of_its_training(monkeypatch) ->
     """The tag overrides the architecture; no model is built here."""
     import open_clip
 
-    asked: dict[tuple[str, str], bool] = {}
+    requests: dict[tuple[str, str], bool] = {}
 
     def create_model(architecture: str, *, pretrained: str, quick_gelu: bool, **_: object) -> None:
-        asked[architecture, pretrained] = quick_gelu
+        requests[architecture, pretrained] = quick_gelu
 
     monkeypatch.setattr(open_clip, "create_model", create_model)
     monkeypatch.setattr("diffclip.convert.from_libraries.from_open_clip", lambda *_: None)
     for architecture, tag in open_clip.list_pretrained():
         with suppress(InputError):  # towers of other libraries are refused before a download
             read_foreign(f"open_clip:{architecture}:{tag}")
-    for (architecture, tag), quick in asked.items():
+    for (architecture, tag), quick in requests.items():
         assert quick == open_clip.get_pretrained_cfg(architecture, tag).get("quick_gelu", False), tag
-    assert len(asked) > 100
-    assert not any("SigLIP" in architecture for architecture, _ in asked)
+    assert len(requests) > 100
+    assert not any("SigLIP" in architecture for architecture, _ in requests)
 
 
 def test_a_tag_decides_the_activation_and_the_preprocessing(tiny: Path, capsys) -> None:
@@ -246,9 +246,9 @@ def test_a_tag_decides_the_activation_and_the_preprocessing(tiny: Path, capsys) 
     same_images(ours, model)
     _, _, theirs = open_clip.create_model_and_transforms("tiny", "squashed", quick_gelu=True)
     image = Image.effect_noise((70, 50), 80).convert("RGB")
-    prepared = EvalTransform(32, ours.config.preprocess)
-    torch.testing.assert_close(prepared(image), theirs(image))
-    assert prepared.preprocess.mean == (0.1, 0.2, 0.3)
+    transform = EvalTransform(32, ours.config.preprocess)
+    torch.testing.assert_close(transform(image), theirs(image))
+    assert transform.preprocess.mean == (0.1, 0.2, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -295,22 +295,22 @@ def test_every_command_takes_models_of_other_libraries(tiny: Path, tmp_path: Pat
 def test_a_transformers_round_trip_keeps_the_model(model_folder: Path, tmp_path: Path, capfd) -> None:
     """tests/integrations/test_transformers_models.py compares the outputs."""
     model = diffclip.load(model_folder)[0]
-    said, _ = call(model_folder, tmp_path / "theirs", "--transformers")
-    assert f"{tmp_path / 'theirs'}: DiffCLIP-v16x1x2p8-t16x1x2" in said
+    out, _ = call(model_folder, tmp_path / "theirs", "--transformers")
+    assert f"{tmp_path / 'theirs'}: DiffCLIP-v16x1x2p8-t16x1x2" in out
     capfd.readouterr()
     call(f"transformers:{tmp_path / 'theirs'}", tmp_path / "back")
     assert capfd.readouterr().err == ""
-    again = diffclip.load(tmp_path / "back")[0]
-    assert again.config == model.config
+    loaded = diffclip.load(tmp_path / "back")[0]
+    assert loaded.config == model.config
     for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
+        assert torch.equal(loaded.state_dict()[name], value), name
 
 
 def test_convert_replaces_no_existing_file_or_folder(model_folder: Path, tmp_path: Path) -> None:
     image = tmp_path / "photo.pt"
     image.write_bytes(b"JPEG")
-    for target, told in ((image, r"photo\.pt exists: give another name"), (tmp_path, "is not empty")):
-        with pytest.raises(InputError, match=told):
+    for target, message in ((image, r"photo\.pt exists: give another name"), (tmp_path, "is not empty")):
+        with pytest.raises(InputError, match=message):
             call(model_folder, target)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"JPEG"]
 
@@ -318,13 +318,13 @@ def test_convert_replaces_no_existing_file_or_folder(model_folder: Path, tmp_pat
 def test_impossible_conversions_and_damaged_folders_are_refused(model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the published layout cannot hold a model of --transformers"):
         call(model_folder, tmp_path / "model.pt", "--transformers")
-    for kind, told in (
+    for kind, message in (
         ("diffclip_vision_model", "model_type 'diffclip_vision_model', not 'clip'"),
         ("diffclip", "diffclip cannot be read"),
     ):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind}))
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             read_foreign(f"transformers:{tmp_path / kind}")
     transformers_model().save_pretrained(tmp_path / "cut")
     weights = load_file(tmp_path / "cut" / "model.safetensors")

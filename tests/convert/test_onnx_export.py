@@ -77,24 +77,24 @@ def test_exported_towers_take_any_batch_size_and_text_length(exported: list[Expo
 
 
 def test_exported_files_describe_their_inputs_and_not_this_machine(exported: list[Exported]) -> None:
-    for done, inputs in zip(exported, (["batch", 3, 16, 16], ["batch", "length"]), strict=True):
-        graph = onnx.load(done.file)
+    for export, inputs in zip(exported, (["batch", 3, 16, 16], ["batch", "length"]), strict=True):
+        graph = onnx.load(export.file)
         assert {(opset.domain, opset.version) for opset in graph.opset_import} == {("", OPSET)}
         assert {node.domain for node in graph.graph.node} == {""}
-        told = {
+        description = {
             value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
             for value in (*graph.graph.input, *graph.graph.output)
         }
-        assert told == {done.tower.input: inputs, f"{done.tower.name}_features": ["batch", 8]}
-        assert str(Path(diffclip.__file__).parent).encode() not in done.file.read_bytes()
+        assert description == {export.tower.input: inputs, f"{export.tower.name}_features": ["batch", 8]}
+        assert str(Path(diffclip.__file__).parent).encode() not in export.file.read_bytes()
     folder, model = exported[0].file.parent, exported[0].tower.model
     assert sorted(file.name for file in folder.iterdir()) == ["config.json", "image.onnx", "text.onnx"]
-    told = json.loads((folder / "config.json").read_text())
-    assert CLIPConfig.model_validate(told["config"]) == model.config
-    assert told["logit_scale"] == pytest.approx(model.logit_scale.exp().item())
-    assert (told["logit_bias"] is None) == (not model.config.logit_bias)
-    assert told["image"]["resize"] == told["image"]["size"] == 16
-    assert told["text"]["tokenizer"] is None  # the tokenizer has more than 50 ids
+    description = json.loads((folder / "config.json").read_text())
+    assert CLIPConfig.model_validate(description["config"]) == model.config
+    assert description["logit_scale"] == pytest.approx(model.logit_scale.exp().item())
+    assert (description["logit_bias"] is None) == (not model.config.logit_bias)
+    assert description["image"]["resize"] == description["image"]["size"] == 16
+    assert description["text"]["tokenizer"] is None  # the tokenizer has more than 50 ids
 
 
 @pytest.mark.parametrize("resize", [None, 20, "squash"])
@@ -102,14 +102,14 @@ def test_the_code_in_export_md_prepares_images_as_the_model_does(resize: Any) ->
     model = make("softmax", "softmax", preprocess={"resize": resize, "interpolation": "bicubic"})
     block = re.search(r"^def to_rgb.*?(?=^def encode_texts)", DOCUMENT.read_text(), re.S | re.M)
     assert block
-    names: dict[str, Any] = {"np": np, "Image": Image, "ImageOps": ImageOps}
-    names["config"] = describe_export(model, with_tokenizer=False)
-    exec(block.group(), names)
+    namespace: dict[str, Any] = {"np": np, "Image": Image, "ImageOps": ImageOps}
+    namespace["config"] = describe_export(model, with_tokenizer=False)
+    exec(block.group(), namespace)
     ours = EvalTransform(16, model.config.preprocess)
     noise = np.random.default_rng(0).integers(0, 256, (30, 41, 4), np.uint8)
     gray = noise[..., 0].astype(np.uint16) * 250
     for image in (Image.fromarray(noise[..., :3]), Image.fromarray(noise), Image.fromarray(gray)):
-        assert np.array_equal(names["prepare"](image), ours(image).numpy()), image.mode
+        assert np.array_equal(namespace["prepare"](image), ours(image).numpy()), image.mode
 
 
 @pytest.mark.parametrize("exported", [FIRST], indirect=True)

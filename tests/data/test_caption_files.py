@@ -32,7 +32,7 @@ def write_coco(place: Path) -> Path:
         write_image(place / "val2014" / name, number)
     write_image(place / "val2014" / "bare.jpg")  # has no captions and is left out
     images = [{"id": number, "file_name": name} for number, name in (numbers | {1: "bare.jpg"}).items()]
-    captions = [{"id": at, "image_id": pair[0], "caption": pair[1]} for at, pair in enumerate(pairs)]
+    captions = [{"id": index, "image_id": pair[0], "caption": pair[1]} for index, pair in enumerate(pairs)]
     file = place / "coco_test_karpathy.json"
     file.write_text(json.dumps({"images": images, "annotations": captions}))
     return file
@@ -64,7 +64,7 @@ def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
     from torchvision.datasets import CocoCaptions
 
     file = write_coco(tmp_path / "mscoco_captions")
-    theirs = [one for one in CocoCaptions(str(file.parent / "val2014"), str(file)) if one[1]]
+    theirs = [item for item in CocoCaptions(str(file.parent / "val2014"), str(file)) if item[1]]
     data = open_set("mscoco_captions", "test", tmp_path)
     assert [data.source.keys[i] for i in data.indices] == ["2.jpg", "1000.jpg", "30.jpg"]
     assert data.captions == [captions for _, captions in theirs]
@@ -73,15 +73,15 @@ def test_coco_is_read_as_by_torchvision(tmp_path: Path) -> None:
 
 
 def test_missing_images_are_named_and_counted(tmp_path: Path) -> None:
-    place = tmp_path / "flickr8k" / "Images"
+    folder = tmp_path / "flickr8k" / "Images"
     write_flickr(tmp_path / "flickr8k")
-    (place / "2.jpg").unlink()
-    (place / "30.jpg").write_bytes(b"x")
+    (folder / "2.jpg").unlink()
+    (folder / "30.jpg").write_bytes(b"x")
     data = open_set("flickr8k", "test", tmp_path)
-    assert (len(data), [str(fault) for fault in data.faults]) == (2, [f"{place / '2.jpg'} is missing"])
+    assert (len(data), [str(fault) for fault in data.faults]) == (2, [f"{folder / '2.jpg'} is missing"])
     (batch,) = data.batches(EvalTransform(8, PreprocessConfig()), 4)
     assert batch.captions == [CAPTIONS["1000.jpg"]]
-    assert [fault.name for fault in data.faults] == [str(place / "2.jpg"), str(place / "30.jpg")]
+    assert [fault.name for fault in data.faults] == [str(folder / "2.jpg"), str(folder / "30.jpg")]
     for name in ("1000.jpg", "30.jpg"):
-        (place / name).unlink()
+        (folder / name).unlink()
     assert "not one image in" in refusal("flickr8k", "test", tmp_path)

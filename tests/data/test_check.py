@@ -49,21 +49,21 @@ def test_near_groups_match_a_comparison_of_all_pairs() -> None:
     for i in range(300, 600):
         flips = rng.choice(64, rng.integers(1, 7), replace=False)
         samples["look"][i] = samples["look"][rng.integers(i)] ^ np.uint64(sum(1 << int(bit) for bit in flips))
-    apart = np.bitwise_count(samples["look"][:, None] ^ samples["look"])
+    distances = np.bitwise_count(samples["look"][:, None] ^ samples["look"])
     label = np.arange(600)
     for _ in range(600):
-        new = np.array([label[row <= DISTANCE].min() for row in apart])
+        new = np.array([label[row <= DISTANCE].min() for row in distances])
         if np.array_equal(new, label):
             break
         label = new
-    expected = {tuple(np.flatnonzero(label == one).tolist()) for one in set(label.tolist())}
+    expected = {tuple(np.flatnonzero(label == value).tolist()) for value in set(label.tolist())}
     assert {tuple(group.tolist()) for group in near_groups(samples)} == {g for g in expected if len(g) > 1}
 
 
 def test_check_is_the_same_with_workers_and_can_draw_a_sample(found: Check, odd: Path) -> None:
-    told: list[int] = []
-    assert check(Corpus(str(odd)), workers=2, advance=told.append) == found
-    assert sum(told) == 44
+    counts: list[int] = []
+    assert check(Corpus(str(odd)), workers=2, advance=counts.append) == found
+    assert sum(counts) == 44
     first, again = (check(Corpus(str(odd)), sample=10) for _ in range(2))
     assert (first.usable, first.read) == (44, 10)
     assert first == again

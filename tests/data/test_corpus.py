@@ -45,21 +45,21 @@ def test_samples_are_read_by_number(paths, image_bytes, tmp_path, window) -> Non
     assert sample.captions == ["first 6", "second 6"]
     assert torch.equal(sample.pixels, read_pixels(image_bytes(6)))
     assert str(corpus) == f"{paths[0]} and 2 more shards"
-    named = [
+    messages = [
         f"{paths[2]}:s{n:07d} has no {part}" for n, part in ((5, "caption"), (7, "image"), (8, "caption"))
     ]
-    counted = [f"{paths[2]} holds 3 samples without an image or a caption"]
-    assert [str(fault) for fault in corpus.faults] == (counted if window else named)
+    summary = [f"{paths[2]} holds 3 samples without an image or a caption"]
+    assert [str(fault) for fault in corpus.faults] == (summary if window else messages)
     assert pickle.loads(pickled).read(5).name == sample.name
 
 
 def test_corpus_takes_paths_lists_ranges_and_weighted_sources(paths: list[Path], tmp_path: Path) -> None:
-    one, two = str(paths[0]), [str(paths[1]), str(paths[2])]
-    corpus = Corpus([paths[0], SimpleNamespace(shards=two, weight=2.0)])
+    path, pair = str(paths[0]), [str(paths[1]), str(paths[2])]
+    corpus = Corpus([paths[0], SimpleNamespace(shards=pair, weight=2.0)])
     sources = [tuple(source.values()) for source in corpus.sources]
-    assert sources == [(one, 1, 3, 1.0), (", ".join(two), 2, 4, 2.0)]
+    assert sources == [(path, 1, 3, 1.0), (", ".join(pair), 2, 4, 2.0)]
     assert (corpus.samples, corpus.per_epoch) == (7, 11)
-    assert Corpus(SimpleNamespace(shards=[one], weight=0.4)).per_epoch == 1
+    assert Corpus(SimpleNamespace(shards=[path], weight=0.4)).per_epoch == 1
     assert Corpus(f"{tmp_path}/{{0..2}}.tar").samples == 7
     with pytest.raises(InputError, match="no shards given"):
         Corpus(SimpleNamespace(shards=[], weight=1.0))
@@ -96,18 +96,18 @@ def test_a_shard_removed_or_truncated_later_gives_faults(paths, tmp_path, window
 
 
 def test_identities_change_with_the_files(paths: list[Path], tmp_path: Path, write_shard: WriteShard) -> None:
-    def both(**options: object) -> tuple[str, str]:
+    def identify(**options: object) -> tuple[str, str]:
         corpus = Corpus(str(tmp_path), **options)
         return corpus.identity(), corpus.order_identity()
 
-    files, order = both()
-    assert both(window=2)[0] == files
-    assert both(window=2)[1] != order
+    files, order = identify()
+    assert identify(window=2)[0] == files
+    assert identify(window=2)[1] != order
     # A copy of the same shards keeps the order, whatever its modification time.
     os.utime(paths[0], ns=(1, 1))
-    assert both()[0] != files
-    assert both()[1] == order
+    assert identify()[0] != files
+    assert identify()[1] == order
     write_shard(paths[0], 2)
-    assert both()[1] != order
+    assert identify()[1] != order
     weighted = Corpus(SimpleNamespace(shards=str(tmp_path), weight=2.0))
     assert weighted.order_identity() != Corpus(str(tmp_path)).order_identity()

@@ -101,8 +101,8 @@ def test_a_wrong_number_of_shards_in_nshards_txt_is_refused(classes: Path, text:
 def test_missing_sets_folders_and_splits_are_named(classes: Path, tmp_path: Path) -> None:
     assert "pets, scenes, scenes-colours, scenes-counts, scenes-mmvp" in refusal("wordnet", "test")
     assert "did you mean 'scenes'?; or give a folder in clip_benchmark's layout" in refusal("scene", "test")
-    for place in (tmp_path / "nowhere", classes / "classnames.txt"):
-        assert "is not a folder: give one in clip_benchmark's layout" in refusal(place, "test")
+    for path in (tmp_path / "nowhere", classes / "classnames.txt"):
+        assert "is not a folder: give one in clip_benchmark's layout" in refusal(path, "test")
     (classes / "train").mkdir()
     (classes / "val").mkdir()
     (classes / "val" / "0.tar").touch()
@@ -151,8 +151,8 @@ def test_class_names_and_templates_are_read_and_checked(classes: Path) -> None:
 def test_a_bad_label_is_named_in_the_error(classes: Path, write_shard: WriteShard, label: str) -> None:
     labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label.encode()}}
     path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
-    told = f"label '{label}' of {path}:s0000002 is not a number from 0 to 1, the lines"
-    assert told in refusal(classes, "test")
+    message = f"label '{label}' of {path}:s0000002 is not a number from 0 to 1, the lines"
+    assert message in refusal(classes, "test")
 
 
 def test_samples_without_labels_are_faults(classes: Path, captioned: Path, write_shard: WriteShard) -> None:

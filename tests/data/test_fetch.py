@@ -30,9 +30,9 @@ def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 def cifar10(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small CIFAR-10 archive that this machine serves."""
     folder, address = site
-    made = write_cifar10(tmp_path / "made", monkeypatch)
+    source = write_cifar10(tmp_path / "made", monkeypatch)
     archive = folder / "cifar-10-python.tar.gz"
-    checksum = pack(made / "cifar-10-batches-py", archive, "cifar-10-batches-py")
+    checksum = pack(source / "cifar-10-batches-py", archive, "cifar-10-batches-py")
     monkeypatch.setattr(datasets.CIFAR10, "url", f"{address}/{archive.name}")
     monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", checksum)
     return archive
@@ -59,12 +59,12 @@ def test_a_failed_fetch_leaves_no_files(cifar10: Path, tmp_path: Path, damage: s
 def test_fetch_unpacks_archives_and_an_archive_inside_an_archive(site, tmp_path, monkeypatch) -> None:
     folder, address = site
 
-    def served_as(name: str, *files: str) -> None:
+    def set_archives(name: str, *files: str) -> None:
         archives = tuple(f"{address}/{file}" for file in files)
         changed = replace(published_sets.PUBLISHED[name], archives=archives)
         monkeypatch.setitem(published_sets.PUBLISHED, name, changed)
 
-    served_as("imagenet-r", "gone.tar")
+    set_archives("imagenet-r", "gone.tar")
     with pytest.raises(DiffCLIPError, match="cannot fetch imagenet-r from https://github"):
         fetch("imagenet-r", tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
@@ -75,15 +75,15 @@ def test_fetch_unpacks_archives_and_an_archive_inside_an_archive(site, tmp_path,
         "annotations": [{"image_id": 1, "caption": "a"}],
     }
     (folder / "coco_test_karpathy.json").write_text(json.dumps(coco))
-    served_as("mscoco_captions", "val2014.tar", "coco_test_karpathy.json")
-    place = fetch("mscoco_captions", tmp_path / "root")
-    assert sorted(path.name for path in place.iterdir()) == ["coco_test_karpathy.json", "val2014"]
+    set_archives("mscoco_captions", "val2014.tar", "coco_test_karpathy.json")
+    target = fetch("mscoco_captions", tmp_path / "root")
+    assert sorted(path.name for path in target.iterdir()) == ["coco_test_karpathy.json", "val2014"]
     assert open_set("mscoco_captions", "test", tmp_path / "root").captions == [["a"]]
     write_caltech101(tmp_path / "made", [2] * 102)
     inner = tmp_path / "zip" / "caltech-101" / "101_ObjectCategories.tar.gz"
     pack(tmp_path / "made/caltech101/101_ObjectCategories", inner, "101_ObjectCategories")
     shutil.make_archive(str(folder / "caltech-101"), "zip", tmp_path / "zip")
-    served_as("caltech101", "caltech-101.zip")
+    set_archives("caltech101", "caltech-101.zip")
     fetch("caltech101", tmp_path / "root")
     assert len(open_set("caltech101", "test", tmp_path / "root")) == 102
 

@@ -54,8 +54,8 @@ def test_transparent_pixels_are_blended_over_white() -> None:
     half = pixels(encoded(palette, "PNG", transparency=bytes([255, 128])))
     assert half == [[[10, 20, 30], [227, 177, 152]]]
     # one transparent color of an image without a palette
-    one = png_by_hand(2, 1, b"\0\x00\x50", extra=png_chunk(b"tRNS", b"\0\0"))
-    assert pixels(one) == [[[255] * 3, [80] * 3]]
+    gray = png_by_hand(2, 1, b"\0\x00\x50", extra=png_chunk(b"tRNS", b"\0\0"))
+    assert pixels(gray) == [[[255] * 3, [80] * 3]]
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 6])
@@ -66,16 +66,16 @@ def test_exif_orientation_is_applied_once(kind: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     upright = {1: values, 2: values[:, ::-1], 6: np.rot90(values, -1)}[orientation]
-    read = np.asarray(read_image(encoded(Image.fromarray(values), kind, exif=exif)))
-    assert read.shape == upright.shape
-    assert np.abs(read.astype(int) - upright).max() < 60
+    decoded = np.asarray(read_image(encoded(Image.fromarray(values), kind, exif=exif)))
+    assert decoded.shape == upright.shape
+    assert np.abs(decoded.astype(int) - upright).max() < 60
 
 
 def test_missing_empty_and_other_files_raise_input_error(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("hello, I am no image")
-    told = {"none.jpg": "does not exist", "empty.jpg": "is empty", "text.jpg": "is not an image"}
-    for name, words in (told | {"": "Is a directory; give an image file"}).items():
+    reasons = {"none.jpg": "does not exist", "empty.jpg": "is empty", "text.jpg": "is not an image"}
+    for name, words in (reasons | {"": "Is a directory; give an image file"}).items():
         with pytest.raises(InputError) as raised:
             read_image(tmp_path / name)
         assert words in one_line(raised)
@@ -100,8 +100,8 @@ def test_truncated_and_damaged_images_raise_input_error_only(kind: str) -> None:
         assert "cut is not an image" in one_line(raised) or "cut is cut short or broken" in one_line(raised)
     for _ in range(60):
         data = bytearray(whole)
-        for at in random.integers(len(data), size=4):
-            data[at] = random.integers(256)
+        for position in random.integers(len(data), size=4):
+            data[position] = random.integers(256)
         with suppress(InputError):
             assert read_image(bytes(data), max_pixels=10**6).mode == "RGB"
 
@@ -121,15 +121,15 @@ def test_find_images_searches_folders_and_skips_hidden_files(tmp_path: Path) -> 
     for name in ("b.JPG", "a.png", "deep/er/c.webp", "deep/notes.txt", ".hidden/d.png", "._e.png", "odd"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    inside = [tmp_path / name for name in ("a.png", "b.JPG", "deep/er/c.webp")]
-    assert find_images([tmp_path]) == inside
-    assert find_images([str(tmp_path / "odd"), tmp_path, tmp_path / "a.png"]) == [tmp_path / "odd", *inside]
+    paths = [tmp_path / name for name in ("a.png", "b.JPG", "deep/er/c.webp")]
+    assert find_images([tmp_path]) == paths
+    assert find_images([str(tmp_path / "odd"), tmp_path, tmp_path / "a.png"]) == [tmp_path / "odd", *paths]
     (tmp_path / "deep" / "link").symlink_to(tmp_path)  # links to folders are not followed
-    assert find_images([tmp_path]) == inside
+    assert find_images([tmp_path]) == paths
     (tmp_path / "z.jpg").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe.jpg")
     # a broken link is kept: the reader gives the reason
-    assert sorted(find_images([tmp_path])) == sorted([*inside, tmp_path / "z.jpg"])
+    assert sorted(find_images([tmp_path])) == sorted([*paths, tmp_path / "z.jpg"])
 
 
 # --- as tensors ---
@@ -144,10 +144,10 @@ def agree(data: bytes) -> bool:
             read_pixels(data, "x")
         assert str(raised.value) == str(error)  # noqa: PT017
         return False
-    found = read_pixels(data, "x")
-    assert found.dtype == torch.uint8
-    assert found.permute(1, 2, 0).is_contiguous()
-    assert np.abs(found.permute(1, 2, 0).numpy() - expected).max() <= 1
+    tensor = read_pixels(data, "x")
+    assert tensor.dtype == torch.uint8
+    assert tensor.permute(1, 2, 0).is_contiguous()
+    assert np.abs(tensor.permute(1, 2, 0).numpy() - expected).max() <= 1
     return True
 
 
@@ -169,15 +169,15 @@ def test_read_pixels_matches_pillow() -> None:
 def test_damaged_jpegs_are_read_or_refused_as_by_pillow() -> None:
     """Damage: the end cut off, with or without a new end marker; bytes removed, inserted and changed."""
     rng = np.random.default_rng(0)
-    read = []
+    readable = []
     for number in range(160):
         data = encoded(photograph(47, 33, number), "JPEG", progressive=number % 2 == 0)
-        at, other = sorted(rng.integers(2, len(data), size=2).tolist())
-        changed = (
-            data[:at] + (b"\xff\xd9" if number % 3 else b""),
-            data[:at] + data[min(other, at + 40) :],
-            data[:at] + rng.integers(0, 256, 20, dtype=np.uint8).tobytes() + data[at:],
-            data[:at] + bytes([rng.integers(256)]) + data[at + 1 :],
+        start, end = sorted(rng.integers(2, len(data), size=2).tolist())
+        damaged = (
+            data[:start] + (b"\xff\xd9" if number % 3 else b""),
+            data[:start] + data[min(end, start + 40) :],
+            data[:start] + rng.integers(0, 256, 20, dtype=np.uint8).tobytes() + data[start:],
+            data[:start] + bytes([rng.integers(256)]) + data[start + 1 :],
         )[number // 2 % 4]
-        read.append(agree(changed))
-    assert 20 < sum(read) < 140
+        readable.append(agree(damaged))
+    assert 20 < sum(readable) < 140

@@ -49,11 +49,11 @@ def same(a: list[Batch], b: list[Batch]) -> bool:
 
 def crops(batches: Iterable[Batch]) -> dict[str, list[Tensor]]:
     """Group the images by sample."""
-    found: dict[str, list[Tensor]] = {}
+    images: dict[str, list[Tensor]] = {}
     for batch in batches:
         for key, image in zip(batch.keys, batch.images, strict=True):
-            found.setdefault(key, []).append(image)
-    return found
+            images.setdefault(key, []).append(image)
+    return images
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_order_and_crops_depend_on_epoch_and_seed_alone(paths: list[Path]) -> No
     assert not same(first, list(loader_of(paths).epoch(2)))
     assert not same(first, list(loader_of(paths, seed=1).epoch(1)))
     assert torch.equal(torch.get_rng_state(), before)
-    both = crops([*first, *loader_of(paths).epoch(2)])
-    assert any(len(pair) == 2 and not torch.equal(*pair) for pair in both.values())
+    images = crops([*first, *loader_of(paths).epoch(2)])
+    assert any(len(pair) == 2 and not torch.equal(*pair) for pair in images.values())
 
 
 @pytest.mark.parametrize(("workers", "window"), [(0, None), (2, 2)])
@@ -128,9 +128,9 @@ def test_a_sample_shown_twice_gets_two_different_crops(tmp_path: Path, write_sha
 
 def test_crops_do_not_depend_on_the_window_batch_or_workers(paths: list[Path]) -> None:
     expected = crops(loader_of(paths, batch_size=1).epoch(2))
-    found = crops(loader_of(paths, batch_size=7, window=2, workers=2).epoch(2))
-    assert (len(expected), len(found)) == (23, 21)
-    assert all(torch.equal(expected[key][0], image) for key, (image,) in found.items())
+    images = crops(loader_of(paths, batch_size=7, window=2, workers=2).epoch(2))
+    assert (len(expected), len(images)) == (23, 21)
+    assert all(torch.equal(expected[key][0], image) for key, (image,) in images.items())
 
 
 def test_workers_serve_all_epochs_one_at_a_time(paths: list[Path]) -> None:
@@ -158,12 +158,12 @@ def test_a_dead_worker_raises_an_error(paths: list[Path]) -> None:
 
 
 def test_workers_that_send_no_data_raise_an_error_and_are_ended(paths: list[Path]) -> None:
-    def never(image: Tensor, seed: int) -> Tensor:
+    def hang(image: Tensor, seed: int) -> Tensor:
         time.sleep(1000)
         return image
 
     with pytest.raises(DiffCLIPError, match=r"no data came for 0\.5 seconds: check the disks"):
-        next(loader_of(paths, transform=never, workers=2, timeout=0.5).epoch(0))
+        next(loader_of(paths, transform=hang, workers=2, timeout=0.5).epoch(0))
     assert not multiprocessing.active_children()
 
 
@@ -190,8 +190,8 @@ def test_broken_samples_make_their_batch_smaller(tmp_path, write_shard, image_by
 
 def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: WriteShard) -> None:
     good = loader_of([write_shard(tmp_path / "good.tar", 6)], 2)
-    lost = [int(key[1:]) for key in list(good.epoch(0))[1].keys]
-    path = write_shard(tmp_path / "0.tar", 6, changes={n: {"jpg": b"x"} for n in lost})
+    broken = [int(key[1:]) for key in list(good.epoch(0))[1].keys]
+    path = write_shard(tmp_path / "0.tar", 6, changes={n: {"jpg": b"x"} for n in broken})
     batches = list(loader_of([path], 2).epoch(0))
     assert [len(batch) for batch in batches] == [2, 0, 2]
     assert (batches[1].images.shape, batches[1].tokens.shape) == ((0, 3, SIZE, SIZE), (0, 12))
@@ -205,9 +205,9 @@ def test_decoded_images_make_the_same_batches(tmp_path, write_shard, workers, wi
     loader = loader_of([path], window=window, workers=workers)
     loader.corpus.decode()
     path.write_bytes(b"no tar")
-    found = list(loader.epoch(1, 2))
-    assert same(found, expected)
-    assert [batch.faults for batch in found] == [batch.faults for batch in expected]
+    batches = list(loader.epoch(1, 2))
+    assert same(batches, expected)
+    assert [batch.faults for batch in batches] == [batch.faults for batch in expected]
 
 
 def test_decoded_images_larger_than_the_memory_are_refused(tmp_path, write_shard, monkeypatch) -> None:

@@ -53,13 +53,13 @@ def test_invalid_masks_are_refused_with_the_reason(data, words):
 def test_coverage_matches_the_models_crop(width, height, edge):
     mask = blob(width, height)
     preprocess = PreprocessConfig(resize=edge, mean=(0, 0, 0), std=(1, 1, 1))
-    seen = EvalTransform(48, preprocess)(Image.fromarray(mask).convert("RGB"))[0]
-    wanted = torch.nn.functional.avg_pool2d(seen[None], 8)[0]
-    found = coverage(mask > 0, crop_box((width, height), 48, edge), 6)
-    assert found.shape == (6, 6)
+    crop = EvalTransform(48, preprocess)(Image.fromarray(mask).convert("RGB"))[0]
+    wanted = torch.nn.functional.avg_pool2d(crop[None], 8)[0]
+    shares = coverage(mask > 0, crop_box((width, height), 48, edge), 6)
+    assert shares.shape == (6, 6)
     # the transform smooths across the edges of patches, more so if it enlarges the image
-    assert np.abs(found - wanted.numpy()).max() < (0.06 if min(width, height) > 30 else 0.5)
-    assert np.abs(found - wanted.numpy()).mean() < 0.02
+    assert np.abs(shares - wanted.numpy()).max() < (0.06 if min(width, height) > 30 else 0.5)
+    assert np.abs(shares - wanted.numpy()).mean() < 0.02
 
 
 def test_coverage_matches_values_by_hand():
@@ -80,13 +80,13 @@ def test_exif_orientation_of_an_image_applies_to_its_mask(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = encoded(stored.astype(np.uint8) * 255, exif=exif)
-    turned = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(image)))) > 0
-    masks = [stored, turned] if orientation >= 5 else [stored]
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(image)))) > 0
+    masks = [stored, upright] if orientation >= 5 else [stored]
     for mask in masks:
         for data in (png(mask.astype(np.uint8)), png(mask.astype(np.uint16) * 300)):
             values, size = read_mask(data, image)
-            np.testing.assert_array_equal(values > 0, turned)
-            assert size == turned.shape[::-1]
+            np.testing.assert_array_equal(values > 0, upright)
+            assert size == upright.shape[::-1]
 
 
 def test_missing_masks_and_masks_of_another_shape_become_faults(tmp_path):
@@ -97,15 +97,15 @@ def test_missing_masks_and_masks_of_another_shape_become_faults(tmp_path):
     ]
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     assert len(data) == 2
-    things, found = data.coverages(0, 32, 32, 2)
+    things, shares = data.coverages(0, 32, 32, 2)
     assert things == [Thing("a cat", "a cat")]
-    np.testing.assert_allclose(found, [[[0, 0.625]] * 2], atol=1e-9)
+    np.testing.assert_allclose(shares, [[[0, 0.625]] * 2], atol=1e-9)
     assert data.coverages(1, 32, 32, 2)[0] == []
-    missing, other = data.faults
+    missing, mismatch = data.faults
     assert missing.reason == "has no mask (.mask.png)"
-    assert other.name.endswith(":s0000001")
-    assert other.reason == "has a mask of 20×20 pixels, another shape than its image's 40×32"
-    assert other.kind == "broken"
+    assert mismatch.name.endswith(":s0000001")
+    assert mismatch.reason == "has a mask of 20×20 pixels, another shape than its image's 40×32"
+    assert mismatch.kind == "broken"
 
 
 def test_objects_that_a_crop_cannot_show_are_left_out_with_a_fault(tmp_path):
@@ -137,14 +137,14 @@ def test_mask_texts_come_from_the_class_or_the_first_caption_line(tmp_path):
 def test_scenes_have_one_item_for_each_distinct_thing(tmp_path):
     write_shard(tmp_path / "test" / "0.tar", "captions", "test", "plain", 32, 0, 0, range(16))
     data = open_set(tmp_path, "test", kind="masks")
-    several = next(i for i, own in enumerate(data.things) if any(len(one.values) > 1 for one in own))
+    several = next(i for i, things in enumerate(data.things) if any(len(item.values) > 1 for item in things))
     for position in (0, several):
-        things, found = data.coverages(position, 32, 32, 32)
+        things, shares = data.coverages(position, 32, 32, 32)
         sample = data.source.sample(data.indices[position])
         mask, _ = read_mask(sample["mask.png"], image_member(sample, "x"))
         assert things == data.things[position]
-        for thing, own in zip(things, found, strict=True):
-            np.testing.assert_array_equal(own > 0.5, np.isin(mask, thing.values))
+        for thing, share in zip(things, shares, strict=True):
+            np.testing.assert_array_equal(share > 0.5, np.isin(mask, thing.values))
             article, name = thing.text.split(" ", 1)
             assert (article in ("a", "an"), name) == (True, thing.name)
         assert len({thing.name for thing in things}) == len(things)

@@ -98,24 +98,24 @@ def test_sun397_is_split_by_name_not_by_the_order_on_disk(tmp_path: Path) -> Non
     assert Counter(test.labels) == {0: 20, 1: 20, 2: 1}
     drawn = {data.split: [data.source.keys[i] for i in data.indices] for data in (train, test)}
     assert not set(drawn["train"]) & set(drawn["test"])
-    names = [name for own in drawn.values() for name in own]
+    names = [name for keys in drawn.values() for name in keys]
     labels = [*train.labels, *test.labels]
-    again = draw_split(names, labels, "test", 0.8)
-    assert [names[i] for i in again] == drawn["test"]
+    indices = draw_split(names, labels, "test", 0.8)
+    assert [names[i] for i in indices] == drawn["test"]
 
 
 def test_shards_take_precedence_over_files(tmp_path: Path, write_shard) -> None:
-    place = tmp_path / "dtd"
-    MAKERS["dtd"](place)
-    write_shard(place / "test" / "0.tar", 3, changes={n: {"cls": b"0"} for n in range(3)})
-    (place / "classnames.txt").write_text("one\ntwo\n")
+    dtd = tmp_path / "dtd"
+    MAKERS["dtd"](dtd)
+    write_shard(dtd / "test" / "0.tar", 3, changes={n: {"cls": b"0"} for n in range(3)})
+    (dtd / "classnames.txt").write_text("one\ntwo\n")
     data = open_set("dtd", "test", tmp_path)
     assert (data.classnames, len(data)) == (["one", "two"], 3)
     # The other splits still come from files.
     assert data.beside("train").classnames == ["banded", "striped"]
-    (place / "test" / "make-shards.json").write_text('{"edge": 80}')
-    (place / "test" / "nshards.txt").write_text("1")
-    notes = [fault for fault in open_set("dtd", "test", tmp_path).faults if fault.name == str(place / "test")]
+    (dtd / "test" / "make-shards.json").write_text('{"edge": 80}')
+    (dtd / "test" / "nshards.txt").write_text("1")
+    notes = [fault for fault in open_set("dtd", "test", tmp_path).faults if fault.name == str(dtd / "test")]
     assert "holds images of 80 px" in str(notes[-1])
 
 
@@ -145,16 +145,16 @@ def test_missing_sets_and_splits_are_listed_with_their_commands(tmp_path: Path) 
     assert images_of("colours") == images_of("shapes-noisy") == images_of("shapes")
     assert images_of("shapes3d") == "shapes3d"
     assert missing_of([Entry("zero-shot", "sun397")], tmp_path) == {}
-    lacks = missing_of([Entry("linear-probe", "sun397")], tmp_path)["sun397"]
-    assert lacks.startswith("its split train, which linear-probe and few-shot learn from: put shards into")
-    assert f"or move {tmp_path / 'wds_sun397'} away and get all of it, 39 GB to download: diffclip" in lacks
+    message = missing_of([Entry("linear-probe", "sun397")], tmp_path)["sun397"]
+    assert message.startswith("its split train, which linear-probe and few-shot learn from: put shards into")
+    assert f"or move {tmp_path / 'wds_sun397'} away and get all of it, 39 GB to download: diffclip" in message
 
 
 def test_a_missing_set_is_named_with_its_size_and_command(tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         open_set("cifar10", "test", tmp_path)
-    told = f"cifar10 (CIFAR-10, 170 MB to download) is not in {tmp_path / 'cifar10'}; to get it: "
-    assert str(raised.value) == f"{told}diffclip data download cifar10 --root {tmp_path}"
+    prefix = f"cifar10 (CIFAR-10, 170 MB to download) is not in {tmp_path / 'cifar10'}; to get it: "
+    assert str(raised.value) == f"{prefix}diffclip data download cifar10 --root {tmp_path}"
     with pytest.raises(InputError, match=r"imagenet1k .*6\.8 GB.*first sign in at https://image-net.org"):
         open_set("imagenet1k", "test", tmp_path)
     assert not list(tmp_path.iterdir())

@@ -10,10 +10,10 @@ def orders(
     """The batches of each process."""
     steps = [Steps(layout.per_epoch // size, size, rank, world) for rank in range(world)]
     if window is None:
-        found = [whole_epoch(layout, one, 0, epoch) for one in steps]
+        epochs = [whole_epoch(layout, part, 0, epoch) for part in steps]
     else:
-        found = [windowed_epoch(layout, one, window, 0, epoch) for one in steps]
-    return [[batch.tolist() for batch in batches] for batches in found]
+        epochs = [windowed_epoch(layout, part, window, 0, epoch) for part in steps]
+    return [[batch.tolist() for batch in batches] for batches in epochs]
 
 
 def items_of(batches: list[list[int]]) -> list[int]:
@@ -35,14 +35,14 @@ def test_a_weight_is_the_number_of_passes_over_a_source(window: int | None) -> N
     for epoch in range(3):
         items = items_of(orders(layout, 1, window=window, epoch=epoch)[0])
         assert len(set(items)) == len(items) == layout.per_epoch
-        shown = np.bincount([item % 91 for item in items], minlength=91)
-        assert shown[:40].tolist() == [1] * 40
-        assert shown[40:81].max() == 1
-        assert shown[81:88].tolist() == [2] * 7
-        assert sorted(shown[88:].tolist()) == [2, 3, 3]
+        counts = np.bincount([item % 91 for item in items], minlength=91)
+        assert counts[:40].tolist() == [1] * 40
+        assert counts[40:81].max() == 1
+        assert counts[81:88].tolist() == [2] * 7
+        assert sorted(counts[88:].tolist()) == [2, 3, 3]
         # Each visit of a sample has its own item number.
         assert {item // 91 for item in items if item % 91 == 85} == {0, 1}
-        halves.append(tuple(np.flatnonzero(shown[40:81])))
+        halves.append(tuple(np.flatnonzero(counts[40:81])))
     assert len(set(halves)) == 3
 
 
@@ -51,20 +51,20 @@ def test_each_sample_appears_once_and_processes_take_equal_steps(window: int | N
     """With a window and seven processes some parts begin and end within one shard."""
     batches = orders(Layout([[3, 50, 700]], [1.0]), 4 * world, world, window)
     assert {len(part) for part in batches} == {753 // (4 * world)}
-    seen = [item for part in batches for item in items_of(part)]
-    assert len(set(seen)) == len(seen) == 753 // (4 * world) * 4 * world
+    items = [item for part in batches for item in items_of(part)]
+    assert len(set(items)) == len(items) == 753 // (4 * world) * 4 * world
 
 
 @pytest.mark.parametrize("window", [None, 2])
 def test_a_part_of_a_source_is_drawn_evenly(window: int | None) -> None:
     layout = Layout([[2, 5, 13]], [0.25])
-    shown = np.zeros(20)
+    counts = np.zeros(20)
     for epoch in range(800):
-        shown[items_of(orders(layout, 1, window=window, epoch=epoch)[0])] += 1
+        counts[items_of(orders(layout, 1, window=window, epoch=epoch)[0])] += 1
     # 800 draws of 1/4: mean 200, standard deviation 12.
-    assert shown.sum() == 800 * 5
-    assert shown.min() > 145
-    assert shown.max() < 255
+    assert counts.sum() == 800 * 5
+    assert counts.min() > 145
+    assert counts.max() < 255
 
 
 def test_the_shards_of_each_window_are_reported_and_mixed() -> None:
@@ -75,20 +75,20 @@ def test_the_shards_of_each_window_are_reported_and_mixed() -> None:
     assert len(set(mine[:10])) > 1
     layout = Layout([[10, 4, 25, 9], [6] * 7], [1.0, 2.0])
     for rank in range(2):
-        told: list[list[int]] = []
+        windows: list[list[int]] = []
         steps = Steps(layout.per_epoch // 6, 6, rank, 2)
-        for batch in windowed_epoch(layout, steps, 4, 0, 0, 0, told.append):
+        for batch in windowed_epoch(layout, steps, 4, 0, 0, 0, windows.append):
             # a batch may begin in the previous window
-            assert {shard_of(layout, item) for item in batch.tolist()} <= set(items_of(told[-2:]))
-        assert all(len(shards) <= 8 for shards in told)
-        assert set(told[-1]) <= set(told[-2])
+            assert {shard_of(layout, item) for item in batch.tolist()} <= set(items_of(windows[-2:]))
+        assert all(len(shards) <= 8 for shards in windows)
+        assert set(windows[-1]) <= set(windows[-2])
 
 
 def test_seeds_differ_by_seed_epoch_and_item() -> None:
     items = np.arange(10_000)
     seeds = seeds_of(1, 2, items)
-    others = [seeds, seeds_of(2, 1, items), seeds_of(1, 3, items), seeds_of(2**63 - 1, 2, items)]
-    assert len(np.unique(np.concatenate(others))) == 40_000
+    arrays = [seeds, seeds_of(2, 1, items), seeds_of(1, 3, items), seeds_of(2**63 - 1, 2, items)]
+    assert len(np.unique(np.concatenate(arrays))) == 40_000
     # Both halves are used: one for the crop, one for the caption.
     for half in (seeds >> np.uint64(32), seeds & np.uint64(2**32 - 1)):
         assert abs(float(half.mean()) / 2**31 - 1) < 0.03

@@ -27,8 +27,8 @@ def site(tmp_path, write_shard, monkeypatch) -> Iterator[tuple[str, list[str]]]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for number in range(6):
         write_shard(tmp_path / "served" / f"{number}.tar", 4, start=4 * number)
-    with served(tmp_path / "served") as found:
-        yield found
+    with served(tmp_path / "served") as server:
+        yield server
 
 
 def loader_of(corpus: Corpus, workers: int = 0) -> CaptionLoader:
@@ -48,8 +48,8 @@ def test_remote_addresses_are_expanded_and_their_secrets_hidden() -> None:
     system = fsspec.filesystem("memory")
     for name in ("10.tar", "2.tar", "notes.txt"):
         system.pipe(f"/folder/{name}", b"x")
-    both = ["memory:///folder/2.tar", "memory:///folder/10.tar"]
-    assert expand_remote("memory://folder/") == expand_remote("memory://folder/*.tar") == both
+    addresses = ["memory:///folder/2.tar", "memory:///folder/10.tar"]
+    assert expand_remote("memory://folder/") == expand_remote("memory://folder/*.tar") == addresses
     assert expand_remote("memory://folder/{7..8}.tar") == ["memory://folder/7.tar", "memory://folder/8.tar"]
     for spec, words in (
         ("memory://nothing/", "does not exist"),
@@ -88,11 +88,11 @@ def test_indexes_beside_the_shards_allow_counting_without_fetching(site, tmp_pat
 
     errors = iter((OSError(errno.ECONNREFUSED, "Connection refused"), PermissionError("Forbidden")))
 
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise next(errors)
 
     # a server that is gone or refuses ends the run instead of skipping shards
-    monkeypatch.setattr(fsspec.filesystem("http"), "get_file", fails)
+    monkeypatch.setattr(fsspec.filesystem("http"), "get_file", fail)
     for _ in range(2):
         with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
             corpus.read(23)
@@ -110,7 +110,7 @@ def test_an_index_of_another_shard_of_the_same_size_is_not_used(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     corpus = Corpus(f"{site[0]}/0.tar")
     samples = [corpus.read(i) for i in range(4)]
-    assert [one.key for one in samples if isinstance(one, Sample)] == ["s0000050", "s0000051", "s0000052"]
+    assert [item.key for item in samples if isinstance(item, Sample)] == ["s0000050", "s0000051", "s0000052"]
     assert "has changed since its samples were counted" in str(samples[3])
     assert Corpus(f"{site[0]}/0.tar").samples == 3
 
@@ -133,15 +133,15 @@ def test_local_copies_stay_within_the_cache_limit(site: tuple[str, list[str]], t
     size = (tmp_path / "served" / "5.tar").stat().st_size
     cache = tmp_path / "cache"
     cache.mkdir()
-    olds = [cache / f"{number:020x}.tar" for number in range(3)]
-    for number, path in enumerate([*olds, cache / "mine.tar"]):
+    copies = [cache / f"{number:020x}.tar" for number in range(3)]
+    for number, path in enumerate([*copies, cache / "mine.tar"]):
         path.write_bytes(bytes(size))
         os.utime(path, (number % 3, number % 3))
     corpus = Corpus(f"{site[0]}/", window=1, cache=cache, cache_gb=7.5 * size / 1e9)
     loader = loader_of(corpus)
     assert len(keys_of(loader.epoch(0))) == 6
     loader.close()
-    assert [path.exists() for path in olds] == [False, False, True]
+    assert [path.exists() for path in copies] == [False, False, True]
     assert (cache / "mine.tar").exists()  # not a copy that diffclip made
     assert len(list(cache.glob("*.tar"))) == 8
 

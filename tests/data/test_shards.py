@@ -48,10 +48,10 @@ def test_shards_expand_from_ranges_folders_files_and_patterns(tmp_path: Path) ->
 
 
 def test_shards_of_one_name_are_sorted_by_folder(tmp_path, monkeypatch) -> None:
-    places = [tmp_path / name / "0.tar" for name in ("a", "b", "c")]
+    paths = [tmp_path / name / "0.tar" for name in ("a", "b", "c")]
     # the order of a folder's entries differs between disks
-    monkeypatch.setattr("glob.glob", lambda pattern: [str(places[i]) for i in (1, 2, 0)])
-    assert expand_shards(f"{tmp_path}/*/0.tar") == places
+    monkeypatch.setattr("glob.glob", lambda pattern: [str(paths[i]) for i in (1, 2, 0)])
+    assert expand_shards(f"{tmp_path}/*/0.tar") == paths
 
 
 def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_keys_and_extensions_are_grouped_as_by_webdataset(tmp_path: Path) -> Non
     webdataset = pytest.importorskip("webdataset")
     theirs = []
     for sample in webdataset.WebDataset(str(path), shardshuffle=False):
-        members_of_it = {ext: data for ext, data in sample.items() if not ext.startswith("__")}
-        theirs.append((sample["__key__"], members_of_it))
+        contents = {ext: data for ext, data in sample.items() if not ext.startswith("__")}
+        theirs.append((sample["__key__"], contents))
     assert ours == theirs
 
 
@@ -163,7 +163,7 @@ def test_a_truncated_shard_keeps_its_whole_samples(tmp_path: Path, write_shard: 
 def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path, write_shard: WriteShard) -> None:
     path = write_shard(tmp_path / "0.tar", 5)
     data, header = path.read_bytes(), members_of(path)[6].offset
-    for content, kept, is_whole in (
+    for content, count, is_whole in (
         (data[:header] + bytes(len(data) - header + (1 << 20)), 3, False),
         (data[:header] + b"\xa5" * 300 + data[header + 300 :], 3, False),
         (data + data, 5, False),
@@ -171,8 +171,8 @@ def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path, wri
     ):
         path.write_bytes(content)
         shards = Shards([path])
-        assert (len(shards), not shards.faults) == (kept, is_whole)
-        assert is_whole or f" of {len(content)}, {kept} samples before it kept" in str(shards.faults[0])
+        assert (len(shards), not shards.faults) == (count, is_whole)
+        assert is_whole or f" of {len(content)}, {count} samples before it kept" in str(shards.faults[0])
 
 
 @pytest.mark.parametrize("size", [-1, -512, -1024, 2**50, 2**70])
@@ -219,15 +219,15 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
 ) -> None:
     path = write_shard(tmp_path / "0.tar", 4)
     open_tar(path)
-    [kept] = (cache_home / "diffclip" / "indexes").glob("*/*")
+    [index_file] = (cache_home / "diffclip" / "indexes").glob("*/*")
     assert os.listdir(tmp_path) == ["0.tar"]
     # a file of the same size with another modification time is another shard
     write_shard(path, 4, start=4)
     later = time.time_ns() + 10**9
     os.utime(path, ns=(later, later))
     assert open_tar(path).key(0) == "s0000004"
-    for damage in (b"damaged", kept.read_bytes()[:400], b""):
-        kept.write_bytes(damage)
+    for damage in (b"damaged", index_file.read_bytes()[:400], b""):
+        index_file.write_bytes(damage)
         assert open_tar(path).key(0) == "s0000004"
     path.write_bytes(path.read_bytes()[:4000])
     header = open_tar(path).header
@@ -235,7 +235,7 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     monkeypatch.setattr(index, "scan", lambda path: pytest.fail(f"{path} is scanned"))
     assert open_tar(path).header == open_tars([path], whole=False)[path].header == header
     Corpus(tmp_path).keep_indexes()
-    kept.unlink()
+    index_file.unlink()
     assert open_tar(path).header == header
 
 
@@ -246,7 +246,7 @@ def test_an_unwritable_cache_folder_does_not_stop_indexing(tmp_path, cache_home,
 
 def test_many_shards_are_scanned_by_several_processes(tmp_path, write_shard, capsys) -> None:
     paths = [write_shard(tmp_path / f"{n}.tar", 1 + n % 3, start=n) for n in range(20)]
-    found = {path: tar.header for path, tar in open_tars(paths).items()}
-    assert found == {path: scan(path)[0] for path in paths}
+    headers = {path: tar.header for path, tar in open_tars(paths).items()}
+    assert headers == {path: scan(path)[0] for path in paths}
     assert capsys.readouterr().err.splitlines() == ["diffclip: indexing 20 shards, once"]
     assert read_index(index_files(paths[3])[1], stamp(paths[3])) is not None

@@ -36,8 +36,8 @@ def test_crops_are_drawn_as_by_torchvision() -> None:
         ours = torch.tensor([transform.draw(seed, height, width)[:4] for seed in range(1500)]).float()
         torch.manual_seed(0)
         image = torch.empty(3, height, width, device="meta")
-        given = (image, list(scale), [3 / 4, 4 / 3])
-        theirs = torch.tensor([v1.RandomResizedCrop.get_params(*given) for _ in range(1500)]).float()
+        arguments = (image, list(scale), [3 / 4, 4 / 3])
+        theirs = torch.tensor([v1.RandomResizedCrop.get_params(*arguments) for _ in range(1500)]).float()
         limit = 5 * (ours.var(0) / 750 + 1e-4).sqrt()
         assert bool(((ours.mean(0) - theirs.mean(0)).abs() < limit).all())
         assert torch.allclose(ours.std(0), theirs.std(0), rtol=0.1, atol=0.05)
@@ -71,9 +71,9 @@ def test_normalize_equals_torchvisions_bit_for_bit(preprocess: PreprocessConfig)
     normalized = normalize(images, preprocess)
     assert torch.equal(normalized, torch.stack([ordinary(image) for image in photos]))
     assert torch.equal(images, before)
-    kept = torch.full((2, 3, 60, 90), 7.0)
-    assert normalize(images, preprocess, out=kept) is kept
-    assert torch.equal(kept, normalized)
+    buffer = torch.full((2, 3, 60, 90), 7.0)
+    assert normalize(images, preprocess, out=buffer) is buffer
+    assert torch.equal(buffer, normalized)
 
 
 def test_very_long_image_takes_little_memory() -> None:

@@ -25,7 +25,7 @@ def shift(name, value, **changes):
 
 
 def averages(records, task, dataset=None):
-    return [one for one in with_averages(records) if one.task == task and dataset in (None, one.dataset)]
+    return [mean for mean in with_averages(records) if mean.task == task and dataset in (None, mean.dataset)]
 
 
 def test_a_panel_is_the_mean_over_its_sets_with_their_intervals_combined():
@@ -54,7 +54,7 @@ def test_each_task_enters_its_panel_with_its_headline_metric():
         shift("imagenet-a", 0.1),
         shift("imagenetv2", 0.2),
     ]
-    assert {one.dataset: one.value for one in averages(records, SIX_TASKS)} == {
+    assert {mean.dataset: mean.value for mean in averages(records, SIX_TASKS)} == {
         "linear probing": pytest.approx(0.7),
         "few-shot": 0.9,
         "image retrieval": 0.5,
@@ -70,16 +70,16 @@ def test_shifts_have_two_means_and_a_drop_that_may_be_negative():
         shift("imagenet-a", 0.1, half=0.02),
         shift("imagenetv2", 0.2),
     ]
-    own = {one.metric: one for one in averages(records, OUT_OF_DOMAIN)}
-    assert {metric: one.value for metric, one in own.items()} == {
+    shifts = {average.metric: average for average in averages(records, OUT_OF_DOMAIN)}
+    assert {metric: average.value for metric, average in shifts.items()} == {
         MEAN_OF_SHIFTS: pytest.approx(0.15),
         MEAN_OF_ALL: pytest.approx(0.2),
         DROP: pytest.approx(0.15),
     }
     half = math.hypot(0.03, math.hypot(0.02, 0.1) / 2)
-    assert own[DROP].low == pytest.approx(0.15 - half)
+    assert shifts[DROP].low == pytest.approx(0.15 - half)
     better = averages([shift("imagenet1k", 0.1), shift("imagenet-r", 0.3)], OUT_OF_DOMAIN)
-    assert [one.value for one in better if one.metric == DROP] == [pytest.approx(-0.2)]
+    assert [average.value for average in better if average.metric == DROP] == [pytest.approx(-0.2)]
 
 
 def test_intervals_of_corruptions_of_the_same_images_add_up():
@@ -101,9 +101,9 @@ def test_a_set_counts_once_with_its_test_split_and_most_templates():
         for k in ("image", "text")
         for s, v in (("test", 0.4), ("val", 0.8))
     ]
-    assert [one.value for one in averages(splits, SIX_TASKS)] == [0.4, 0.4]
-    apart = [averages([one], SIX_TASKS)[0].of for one in splits[:2]]
-    assert apart == [("flickr8k",), ("flickr8k, val",)]
+    assert [mean.value for mean in averages(splits, SIX_TASKS)] == [0.4, 0.4]
+    set_names = [averages([split], SIX_TASKS)[0].of for split in splits[:2]]
+    assert set_names == [("flickr8k",), ("flickr8k, val",)]
     few, many = (shift("imagenet1k", 0.01 * n, templates=n) for n in (7, 80))
     (mean,) = averages([many, few], SIX_TASKS)
     assert (mean.value, mean.templates) == (0.8, 80)
@@ -126,11 +126,11 @@ def test_scenes_by_shape_and_by_color_count_as_the_same_images(prefix):
     (mean,) = averages(records, SIX_TASKS, "zero-shot")
     assert mean.of == (f"{prefix}colours", f"{prefix}shapes")
     assert mean.high - mean.value == pytest.approx(0.1)
-    assert {one.dataset for one in averages(records, OUT_OF_DOMAIN)} == {f"{prefix}shapes"}
+    assert {mean.dataset for mean in averages(records, OUT_OF_DOMAIN)} == {f"{prefix}shapes"}
 
 
 def test_averages_are_recomputed_and_separate_for_each_model():
     records = [shift("cifar10", 0.5), shift("cifar10", 0.7, model="DiffCLIP")]
     once = with_averages(records)
     assert with_averages(once) == once
-    assert {one.model: one.value for one in once if one.task == SIX_TASKS} == {"CLIP": 0.5, "DiffCLIP": 0.7}
+    assert {row.model: row.value for row in once if row.task == SIX_TASKS} == {"CLIP": 0.5, "DiffCLIP": 0.7}

@@ -26,13 +26,13 @@ def test_published_sizes_have_published_parameters(name):
     for k in SEVERITIES:
         assert parameter(name, k, 16) == parameter(name, k, 32)
         assert parameter(name, k, 1000) == parameter(name, k, 299)
-        between = sorted([parameter(name, k, 64), parameter(name, k, 224)])
-        assert between[0] <= parameter(name, k, 100) <= between[1]
+        bounds = sorted([parameter(name, k, 64), parameter(name, k, 224)])
+        assert bounds[0] <= parameter(name, k, 100) <= bounds[1]
 
 
 def test_noise_has_its_deviation_and_one_pattern_for_all_severities():
-    grey = Image.new("RGB", (224, 224), (128, 128, 128))
-    noises = {k: pixels(corrupt(grey, "noise", k)) - 128 for k in (1, 2)}
+    gray = Image.new("RGB", (224, 224), (128, 128, 128))
+    noises = {k: pixels(corrupt(gray, "noise", k)) - 128 for k in (1, 2)}
     assert noises[1].std() == pytest.approx(255 * 0.08, rel=0.01)
     assert noises[1].mean() == pytest.approx(0, abs=0.3)
     assert np.corrcoef(noises[1].ravel(), noises[2].ravel())[0, 1] > 0.99

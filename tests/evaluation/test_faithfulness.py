@@ -26,37 +26,37 @@ def classes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def subject():
-    one = subjects.subject()
+    loaded = subjects.subject()
     with torch.no_grad():
-        one.model.logit_scale.fill_(4.0)
-    return one
+        loaded.model.logit_scale.fill_(4.0)
+    return loaded
 
 
 def scores_of(one, data, **changes):
-    found = faithfulness(subjects.setting(one, data, **changes))
-    return {(score.metric, score.facts["map"]): score for score in found}
+    scores = faithfulness(subjects.setting(one, data, **changes))
+    return {(score.metric, score.facts["map"]): score for score in scores}
 
 
 def test_every_order_has_both_areas_and_the_center_prior_is_exact(subject, classes):
     data = open_set(classes, "test")
-    found = scores_of(subject, data, batch_size=3)
-    assert set(found) == {(metric, map) for metric in ("insertion_auc", "deletion_auc") for map in ORDERS}
-    assert next(iter(found)) == ("insertion_auc", "relevance")
-    for (metric, _), score in found.items():
-        assert (score.count, score.facts["classes"], score.chance) == (5, 3, found[metric, RANDOM].value)
+    scores = scores_of(subject, data, batch_size=3)
+    assert set(scores) == {(metric, map) for metric in ("insertion_auc", "deletion_auc") for map in ORDERS}
+    assert next(iter(scores)) == ("insertion_auc", "relevance")
+    for (metric, _), score in scores.items():
+        assert (score.count, score.facts["classes"], score.chance) == (5, 3, scores[metric, RANDOM].value)
         assert 0 <= score.low <= score.value <= score.high <= 1
     model, order = subject.model, []
     for value in sorted(set(center_prior(4).tolist()), reverse=True):
-        order.append([at for at in range(16) if center_prior(4)[at] == value])
-    assert [len(one) for one in order] == [4, 8, 4]
+        order.append([patch for patch in range(16) if center_prior(4)[patch] == value])
+    assert [len(group) for group in order] == [4, 8, 4]
     tokens = subject.tokenizer([data.templates[0].replace("{c}", name) for name in data.classnames])
     with torch.no_grad():
         texts = model.encode_text(tokens, normalize=True)
 
     def probability(position, removed):
         image = subject.preprocess(data.source.image(position)).clone()
-        for at in removed:
-            row, column = divmod(at, 4)
+        for patch in removed:
+            row, column = divmod(patch, 4)
             image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 0
         with torch.no_grad():
             logits = model.logit_scale.exp() * model.encode_image(image[None], normalize=True) @ texts.T
@@ -64,14 +64,14 @@ def test_every_order_has_both_areas_and_the_center_prior_is_exact(subject, class
 
     for position in range(2):
         ties = np.random.default_rng([0, position]).random(16)
-        ranked = [at for group in order for at in sorted(group, key=lambda at: ties[at])]
+        ranked = [patch for group in order for patch in sorted(group, key=lambda at: ties[at])]
         for metric, steps in (
             ("deletion_auc", [ranked[:k] for k in range(17)]),
             ("insertion_auc", [ranked[k:] for k in range(17)]),
         ):
             curve = [probability(position, removed) for removed in steps]
             area = np.trapezoid(curve, dx=1 / STEPS)
-            assert found[metric, "centre prior"].hits[position] == pytest.approx(area, abs=1e-5)
+            assert scores[metric, "centre prior"].hits[position] == pytest.approx(area, abs=1e-5)
 
 
 def test_masks_score_each_object_with_visible_pixels(subject, tmp_path):
@@ -79,15 +79,15 @@ def test_masks_score_each_object_with_visible_pixels(subject, tmp_path):
     mask = box_mask(0, 0, 9, 20) // 255
     empty = mask.copy()
     mask[20:30, 12:28] = 2
-    members = [{"png": png(noise(i)), "json": json.dumps(things)} for i in range(3)]
-    samples = [one | {"mask.png": png(mask)} for one in members[:2]] + [members[2] | {"mask.png": png(empty)}]
+    bases = [{"png": png(noise(i)), "json": json.dumps(things)} for i in range(3)]
+    samples = [base | {"mask.png": png(mask)} for base in bases[:2]] + [bases[2] | {"mask.png": png(empty)}]
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
-    found = scores_of(subject, data)
-    assert found["insertion_auc", "relevance"].clusters.tolist() == [0, 0, 1, 1, 2]
-    hits = found["insertion_auc", "centre prior"].hits
+    scores = scores_of(subject, data)
+    assert scores["insertion_auc", "relevance"].clusters.tolist() == [0, 0, 1, 1, 2]
+    hits = scores["insertion_auc", "centre prior"].hits
     np.testing.assert_allclose(hits[[0, 2]] + hits[[1, 3]], 1, atol=1e-5)
     again = scores_of(subject, data, batch_size=2)
-    for key, score in found.items():
+    for key, score in scores.items():
         np.testing.assert_allclose(again[key].hits, score.hits, atol=1e-5, err_msg=str(key))
     with pytest.raises(InputError, match="has one text only, 'a thing'"):
         scores_of(subject, data, prompt="a thing")
@@ -97,12 +97,12 @@ def test_large_set_is_subsampled_identically_for_all_models(subject, tmp_path, m
     samples = [*animals(5), {"png": b"no image", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "ox"}]
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     monkeypatch.setattr(module, "MOST_IMAGES", 4)
-    found, again = scores_of(subject, data), scores_of(subject, data)
+    scores, again = scores_of(subject, data), scores_of(subject, data)
     drawn = np.random.default_rng(0).permutation(6)[:4]
-    assert found["insertion_auc", RANDOM].count == 4 - (5 in drawn)
+    assert scores["insertion_auc", RANDOM].count == 4 - (5 in drawn)
     assert len(data.faults) == (5 in drawn)
-    assert found["insertion_auc", RANDOM].facts["classes"] == 4
-    for key, score in found.items():
+    assert scores["insertion_auc", RANDOM].facts["classes"] == 4
+    for key, score in scores.items():
         assert (again[key].hits == score.hits).all()
 
 

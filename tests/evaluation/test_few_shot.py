@@ -26,18 +26,18 @@ def labelled(seed: int, sizes: list[int], width: int = 16, signal: float = 1.0) 
 
 def one_episode(train, test, supports, queries, asked) -> float:
     """Compute the accuracy of one episode with a loop over images."""
-    center = np.mean([train[i] for own in supports for i in own], axis=0)
+    center = np.mean([train[i] for indices in supports for i in indices], axis=0)
 
-    def prepared(row):
+    def normalize(row):
         row = row - center
         return row / np.linalg.norm(row)
 
-    prototypes = [np.mean([prepared(train[i]) for i in own], axis=0) for own in supports]
+    prototypes = [np.mean([normalize(train[i]) for i in indices], axis=0) for indices in supports]
     right = [
-        int(np.argmin([np.linalg.norm(prepared(test[i]) - p) for p in prototypes])) == place
-        for place, own in enumerate(queries)
-        for i, wanted in zip(own, asked[place], strict=True)
-        if wanted
+        int(np.argmin([np.linalg.norm(normalize(test[i]) - p) for p in prototypes])) == label
+        for label, indices in enumerate(queries)
+        for i, is_asked in zip(indices, asked[label], strict=True)
+        if is_asked
     ]
     return sum(right) / len(right)
 
@@ -79,8 +79,8 @@ def test_episodes_have_distinct_classes_and_uniform_images():
     assert ((unasked.diff(dim=2) > 0) | (unasked[..., :-1] == -1)).all()
     # every class and every image is equally likely
     assert torch.bincount(classes[..., 0].flatten()) / 2000 == pytest.approx([5 / 6] * 6, abs=0.04)
-    of_two = torch.bincount(episodes.supports[classes == 2], minlength=len(train))[train == 2]
-    assert of_two / (2000 * 5 / 6) == pytest.approx([5 / 40] * 40, abs=0.05)
+    draws = torch.bincount(episodes.supports[classes == 2], minlength=len(train))[train == 2]
+    assert draws / (2000 * 5 / 6) == pytest.approx([5 / 40] * 40, abs=0.05)
 
 
 @pytest.fixture

@@ -30,11 +30,11 @@ def folder(tmp_path_factory):
 
 
 def scores_of(one, data, **changes):
-    found = focus(setting(one, data, **changes))
-    facts = [{name: score.facts[name] for name in ("map", "layer", "head")} for score in found]
-    named = {key_of(metric=score.metric, **own): score for score, own in zip(found, facts, strict=True)}
-    assert len(named) == len(found)
-    return named
+    scores = focus(setting(one, data, **changes))
+    facts = [{name: score.facts[name] for name in ("map", "layer", "head")} for score in scores]
+    by_key = {key_of(metric=score.metric, **fact): score for score, fact in zip(scores, facts, strict=True)}
+    assert len(by_key) == len(scores)
+    return by_key
 
 
 def key_of(map, metric, layer=None, head=None):
@@ -44,25 +44,25 @@ def key_of(map, metric, layer=None, head=None):
 @pytest.fixture(scope="module", params=["CLIP", "DiffCLIP"])
 def measured(request, folder):
     """The variant, its model, the set and the scores."""
-    one, data = subject(request.param), open_set(folder, "test", kind="masks")
-    return request.param, one, data, scores_of(one, data)
+    loaded, data = subject(request.param), open_set(folder, "test", kind="masks")
+    return request.param, loaded, data, scores_of(loaded, data)
 
 
 def test_focus_scores_every_map_layer_and_head(measured):
-    variant, _, _, found = measured
+    variant, _, _, scores = measured
     heads = 4 if variant == "CLIP" else 2
-    rows = {f"attention {one}" for one in MEASURES | {"class_token"}}
-    wanted = {f"relevance {one}" for one in MEASURES} | rows
+    rows = {f"attention {measure}" for measure in MEASURES | {"class_token"}}
+    wanted = {f"relevance {measure}" for measure in MEASURES} | rows
     whole = ("rollout", *LAST_LAYER, "centre prior", "untrained")
-    single = {f"{name} {one}" for one in MEASURES for name in whole}
+    single = {f"{name} {measure}" for measure in MEASURES for name in whole}
     if variant == "DiffCLIP":
-        wanted |= {name.replace("attention", one) for name in rows for one in ("A1", "A2")}
-        wanted |= {f"A1_minus_A2 {one}" for one in ("entropy", "inside", "top10")} | {"A1 map_correlation"}
+        wanted |= {name.replace("attention", map_name) for name in rows for map_name in ("A1", "A2")}
+        wanted |= {f"A1_minus_A2 {name}" for name in ("entropy", "inside", "top10")} | {"A1 map_correlation"}
     layers = {f"{name}/{layer}" for name in wanted for layer in (1, 2)}
     single_heads = {f"{layer}.{head}" for layer in layers for head in range(1, heads + 1)}
-    assert set(found) == wanted | single | layers | single_heads
-    assert next(iter(found)) == "own minus other text auroc"
-    for name, score in found.items():
+    assert set(scores) == wanted | single | layers | single_heads
+    assert next(iter(scores)) == "own minus other text auroc"
+    for name, score in scores.items():
         assert score.count == 6
         assert score.low <= score.value <= score.high
         assert (score.hits is None) == (name not in wanted | single)
@@ -71,22 +71,22 @@ def test_focus_scores_every_map_layer_and_head(measured):
 
 
 def test_scores_equal_measures_of_separately_computed_maps(measured):
-    variant, one, data, found = measured
-    images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
+    variant, loaded, data, scores = measured
+    images = torch.stack([loaded.preprocess(data.source.image(i)) for i in data.indices])
     covered = torch.tensor(np.stack([data.coverages(p, 32, 32, 4)[1][0] for p in range(6)])).flatten(1)
-    with evaluation_mode(one.model):
-        texts = embed_texts(one.model, one.tokenizer, [own[0] for own in data.captions])
-    with recording(one.model, "visual") as seen:
-        one.model.encode_image(images)
-    relevance = image_relevance(one.model, images, texts[:, None])[:, 0].flatten(1)
-    flow = rollout(seen)[:, 0, 1:]
+    with evaluation_mode(loaded.model):
+        texts = embed_texts(loaded.model, loaded.tokenizer, [captions[0] for captions in data.captions])
+    with recording(loaded.model, "visual") as layers:
+        loaded.model.encode_image(images)
+    relevance = image_relevance(loaded.model, images, texts[:, None])[:, 0].flatten(1)
+    flow = rollout(layers)[:, 0, 1:]
     expected = {
         "relevance auroc": measures.auroc(relevance, covered).mean(),
         "relevance inside": measures.inside(relevance, covered).mean(),
         "relevance auroc/2": measures.auroc(relevance, covered).mean(),
         "rollout ap": measures.average_precision(flow, covered).mean(),
     }
-    heads = torch.stack([maps.combined[:, :, 0] for maps in seen], 1)  # [images, layers, heads, tokens]
+    heads = torch.stack([maps.combined[:, :, 0] for maps in layers], 1)  # [images, layers, heads, tokens]
     pointing = measures.pointing(heads[..., 1:], covered[:, None, None])
     expected |= {
         "attention pointing": pointing.mean(),
@@ -96,17 +96,17 @@ def test_scores_equal_measures_of_separately_computed_maps(measured):
     }
     if variant == "DiffCLIP":
         first, second = (
-            torch.stack([getattr(maps, name)[:, :, 0, 1:] for maps in seen], 1)
+            torch.stack([getattr(maps, name)[:, :, 0, 1:] for maps in layers], 1)
             for name in ("first", "second")
         )
         expected |= {
             "A1 entropy": measures.entropy(first).mean(),
             "A2 top10/1": measures.top(second)[:, 0].mean(),
             "A1_minus_A2 entropy/2.2": (measures.entropy(first) - measures.entropy(second))[:, 1, 1].mean(),
-            "A1 map_correlation/1": map_correlation(seen[0]).mean(),
+            "A1 map_correlation/1": map_correlation(layers[0]).mean(),
         }
     for metric, value in expected.items():
-        assert found[metric].value == pytest.approx(float(value), abs=2e-4), metric
+        assert scores[metric].value == pytest.approx(float(value), abs=2e-4), metric
 
 
 def test_primary_map_and_baselines_equal_separate_computations(tmp_path):
@@ -116,47 +116,47 @@ def test_primary_map_and_baselines_equal_separate_computations(tmp_path):
     mask[20:30, 12:28] = 2
     both = {"png": png(noise(1)), "mask.png": png(mask), "json": things}
     samples = [both, {"png": png(noise(2)), "mask.png": png(mask), "json": single}]
-    data, one = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks"), subject()
-    one.model.load_state_dict(CLIP(one.model.config, seed=7).state_dict())
-    found = scores_of(one, data)
-    images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
+    data, loaded = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks"), subject()
+    loaded.model.load_state_dict(CLIP(loaded.model.config, seed=7).state_dict())
+    scores = scores_of(loaded, data)
+    images = torch.stack([loaded.preprocess(data.source.image(i)) for i in data.indices])
     covered = torch.tensor(np.concatenate([data.coverages(p, 32, 32, 4)[1] for p in range(2)])).flatten(1)
-    with evaluation_mode(one.model):
-        texts = embed_texts(one.model, one.tokenizer, ["a red star", "a blue ring"])
-    maps = image_relevance(one.model, images, texts).flatten(2)
-    own = torch.stack([maps[0, 0] - maps[0, 1], maps[0, 1] - maps[0, 0], maps[1, 0] - maps[1, 1]])
-    graph = image_relevance(one.model, images, texts, norm="graph").flatten(2)
-    start = CLIP(one.model.config, seed=0)
+    with evaluation_mode(loaded.model):
+        texts = embed_texts(loaded.model, loaded.tokenizer, ["a red star", "a blue ring"])
+    maps = image_relevance(loaded.model, images, texts).flatten(2)
+    differences = torch.stack([maps[0, 0] - maps[0, 1], maps[0, 1] - maps[0, 0], maps[1, 0] - maps[1, 1]])
+    graph = image_relevance(loaded.model, images, texts, norm="graph").flatten(2)
+    start = CLIP(loaded.model.config, seed=0)
     with evaluation_mode(start):
-        fresh = embed_texts(start, one.tokenizer, ["a red star", "a blue ring"])
-    blind = image_relevance(start, images, fresh).flatten(2)
+        fresh = embed_texts(start, loaded.tokenizer, ["a red star", "a blue ring"])
+    untrained = image_relevance(start, images, fresh).flatten(2)
     side = torch.tensor([-1.5, -0.5, 0.5, 1.5])
     wanted = {
-        OWN_MINUS_OTHER: own,
+        OWN_MINUS_OTHER: differences,
         IN_GRAPH: torch.cat([graph[0], graph[1, :1]]),
-        "untrained": torch.cat([blind[0], blind[1, :1]]),
+        "untrained": torch.cat([untrained[0], untrained[1, :1]]),
         "centre prior": -(side[:, None] ** 2 + side**2).flatten().expand(3, -1),
     }
     for name, rows in wanted.items():
         expected = measures.auroc(rows, covered).numpy()
-        np.testing.assert_allclose(found[f"{name} auroc"].hits, expected, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(scores[f"{name} auroc"].hits, expected, atol=1e-4, err_msg=name)
 
 
 def test_prompt_and_words_change_the_texts(folder, tmp_path):
-    one, data = subject(), open_set(folder, "test", kind="masks")
+    loaded, data = subject(), open_set(folder, "test", kind="masks")
     prompts = (None, "{c}", "a photo of a {c}", "a cat")
-    own, plain, other, same = (scores_of(one, data, prompt=prompt) for prompt in prompts)
-    assert (plain["relevance auroc"].hits == own["relevance auroc"].hits).all()
-    assert (other["relevance auroc"].hits != own["relevance auroc"].hits).any()
+    default, plain, photo, cat = (scores_of(loaded, data, prompt=prompt) for prompt in prompts)
+    assert (plain["relevance auroc"].hits == default["relevance auroc"].hits).all()
+    assert (photo["relevance auroc"].hits != default["relevance auroc"].hits).any()
     # with a single text there is no other text to subtract
-    assert not [name for name in same if OWN_MINUS_OTHER in name]
-    assert same["attention auroc"].value == own["attention auroc"].value
-    renamed = {text: "cat" for own in data.captions for text in own}
-    found = scores_of(one, data, prompt="a {c}", words=renamed)
-    assert (found["relevance auroc"].hits == same["relevance auroc"].hits).all()
+    assert not [name for name in cat if OWN_MINUS_OTHER in name]
+    assert cat["attention auroc"].value == default["attention auroc"].value
+    renamed = {text: "cat" for captions in data.captions for text in captions}
+    scores = scores_of(loaded, data, prompt="a {c}", words=renamed)
+    assert (scores["relevance auroc"].hits == cat["relevance auroc"].hits).all()
     for words in ((), tuple(renamed.items())):
         entry = Entry("focus", str(folder), prompt="a {c}", words=words)
-        (measured,) = run(one, entry, file=tmp_path / "results.jsonl")
+        (measured,) = run(loaded, entry, file=tmp_path / "results.jsonl")
         assert not measured.reused
         assert "text 'a {c}'" in measured.records[0].protocol
 
@@ -171,12 +171,12 @@ def test_batch_size_and_memory_limit_change_neither_scores_nor_order(tmp_path, m
         mask[22:30, 4 : 10 + i] = 2
         samples.append({"png": png(noise(i)), "mask.png": png(mask), "json": objects[1 + i % 2]})
     folder = write_masked(tmp_path / "set", samples)
-    one = subject()
-    whole = scores_of(one, open_set(folder, "test", kind="masks"))
+    loaded = subject()
+    whole = scores_of(loaded, open_set(folder, "test", kind="masks"))
     assert whole["relevance auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
     monkeypatch.setattr("diffclip.focus.recording._MEMORY", 1)
-    assert images_at_once(one.model) == 1
-    cut = scores_of(one, open_set(folder, "test", kind="masks"), batch_size=4)
+    assert images_at_once(loaded.model) == 1
+    cut = scores_of(loaded, open_set(folder, "test", kind="masks"), batch_size=4)
     for metric, score in whole.items():
         if score.hits is not None:
             np.testing.assert_allclose(cut[metric].hits, score.hits, atol=2e-3, err_msg=metric)
@@ -184,7 +184,7 @@ def test_batch_size_and_memory_limit_change_neither_scores_nor_order(tmp_path, m
 
 
 def test_chance_is_the_score_of_a_uniform_map(measured):
-    variant, _, data, found = measured
+    variant, _, data, scores = measured
     area = np.mean([data.coverages(position, 32, 32, 4)[1].mean() for position in range(6)])
     wanted = {
         "relevance auroc": 0.5,
@@ -199,11 +199,11 @@ def test_chance_is_the_score_of_a_uniform_map(measured):
         wanted |= {"A1 pointing/1": area, "A2 class_token": 1 / 17}
         wanted |= {"A1_minus_A2 inside": 0, "A1 map_correlation/1.1": 0}
     for metric, chance in wanted.items():
-        assert found[metric].chance == pytest.approx(chance), metric
-    assert 0 < found["relevance background10"].chance <= 10 / 16
+        assert scores[metric].chance == pytest.approx(chance), metric
+    assert 0 < scores["relevance background10"].chance <= 10 / 16
     if variant == "CLIP":
-        found = scores_of(subject("CLIP-registers"), data)
-        assert found["attention class_token"].chance == pytest.approx(1 / (1 + 4 + 16))
+        scores = scores_of(subject("CLIP-registers"), data)
+        assert scores["attention class_token"].chance == pytest.approx(1 / (1 + 4 + 16))
 
 
 def test_uninformative_masks_and_broken_images_are_left_out(tmp_path):
@@ -214,7 +214,7 @@ def test_uninformative_masks_and_broken_images_are_left_out(tmp_path):
     full = {"png": png(noise(9)), "mask.png": png(box_mask(0, 0, 32, 32)), "txt": "everything"}
     broken = {"png": b"no image", "mask.png": png(box_mask(0, 0, 9, 9)), "txt": "a cat"}
     data = open_set(write_masked(tmp_path / "set", [full, *animals(3), broken]), "test", kind="masks")
-    found = scores_of(subject(), data)
-    assert found["relevance auroc"].clusters.tolist() == [1, 2, 3]
+    scores = scores_of(subject(), data)
+    assert scores["relevance auroc"].clusters.tolist() == [1, 2, 3]
     scores_of(subject(), data)  # a second model does not add the same faults again
     assert sorted(fault.name.split(":")[-1] for fault in data.faults) == ["s0000000", "s0000004"]

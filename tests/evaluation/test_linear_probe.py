@@ -31,15 +31,15 @@ def test_fitted_layer_equals_torch_lbfgs_with_autograd(cost):
     layer = torch.nn.Linear(6, 4)
     torch.nn.init.zeros_(layer.weight)
     torch.nn.init.zeros_(layer.bias)
-    optimiser = torch.optim.LBFGS(layer.parameters(), line_search_fn="strong_wolfe", max_iter=1000)
+    optimizer = torch.optim.LBFGS(layer.parameters(), line_search_fn="strong_wolfe", max_iter=1000)
 
     def closure():
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(layer(values), labels) + (1 / cost) * 0.5 * layer.weight.norm()
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimizer.step(closure)
     fit = fit_layer(values, labels, 4, cost)
     torch.testing.assert_close(fit.weight, layer.weight.detach(), atol=5e-3, rtol=5e-3)
     torch.testing.assert_close(fit.bias, layer.bias.detach(), atol=5e-3, rtol=5e-3)
@@ -49,20 +49,20 @@ def test_fitted_layer_equals_torch_lbfgs_with_autograd(cost):
 def literal_search(score):
     """The search of lgssl with its lists and slices; a step of the cost is a seventh of a decade."""
     coarse = [-42, -28, -14, 0, 14, 28, 42]
-    found = [score(step) for step in coarse]
-    best = coarse[found.index(max(found))]
+    scores = [score(step) for step in coarse]
+    best = coarse[scores.index(max(scores))]
     costs = [step for step in range(best - 14, best + 15) if -42 <= step <= 42]
-    cache = {best: max(found)}
+    cache = {best: max(scores)}
     while len(costs) > 1:
         n = len(costs)
-        three = [costs[n // 4], costs[n // 2], costs[-n // 4]]
-        for step in three:
+        quartiles = [costs[n // 4], costs[n // 2], costs[-n // 4]]
+        for step in quartiles:
             if step not in cache:
                 cache[step] = score(step)
-        top = max(cache[step] for step in three)
-        if top == cache[three[0]]:
+        top = max(cache[step] for step in quartiles)
+        if top == cache[quartiles[0]]:
             costs = costs[: n // 2]
-        elif top == cache[three[2]]:
+        elif top == cache[quartiles[2]]:
             costs = costs[n // 2 :]
         else:
             costs = costs[n // 4 : -n // 4]
@@ -71,20 +71,20 @@ def literal_search(score):
 
 def walked(score):
     """Search with a made-up score of the step; return the chosen step and all scored steps."""
-    asked = []
+    steps = []
 
-    def of_cost(cost):
-        asked.append(round(7 * np.log10(cost)))
-        return score(asked[-1])
+    def score_cost(cost):
+        steps.append(round(7 * np.log10(cost)))
+        return score(steps[-1])
 
-    return round(7 * np.log10(search_cost(of_cost))), asked
+    return round(7 * np.log10(search_cost(score_cost))), steps
 
 
 def test_cost_search_chooses_as_lgssl_and_fits_each_cost_once():
     for peak in range(-50, 51):
-        chosen, asked = walked(lambda step, peak=peak: -abs(step - peak))
+        chosen, steps = walked(lambda step, peak=peak: -abs(step - peak))
         assert chosen == literal_search(lambda step, peak=peak: -abs(step - peak)) == max(-42, min(42, peak))
-        assert len(asked) == len(set(asked))
+        assert len(steps) == len(set(steps))
     for seed in range(200):
         values = np.random.default_rng(seed).integers(0, 4, 200)
         assert walked(lambda step, values=values: values[step + 60])[0] == literal_search(
@@ -106,12 +106,12 @@ def test_last_layer_is_fitted_on_train_and_validation(monkeypatch):
 
 
 def test_cost_is_tuned_for_the_given_metric(monkeypatch):
-    def made_up(values, labels, classes, cost):
+    def fake_fit(values, labels, classes, cost):
         """Predict the majority class 0 for costs below 1, and by the sign from 1 on."""
         sign, first = (1.0, 0.0) if cost >= 1 else (0.0, 1.0)
         return Fit(torch.tensor([[-sign], [sign]]), torch.tensor([first, 0.0]), 1)
 
-    monkeypatch.setattr(module, "fit_layer", made_up)
+    monkeypatch.setattr(module, "fit_layer", fake_fit)
     values = torch.tensor([1.0] * 4 + [-1.0] * 5 + [1.0])[:, None]
     features = Features("x", values, torch.tensor([0] * 9 + [1]))
     by_image = fit_probe(features, features, features, ["a", "b"])
@@ -124,10 +124,10 @@ def test_cost_is_tuned_for_the_given_metric(monkeypatch):
 
 def test_a_fifth_of_each_class_is_held_out():
     labels = torch.tensor([0] * 10 + [1] * 3 + [2])
-    learned, held = stratified_split(labels, seed=0)
-    assert sorted([*learned.tolist(), *held.tolist()]) == list(range(14))
-    assert labels[held].tolist() == [0, 0, 1]
-    assert not torch.equal(held, stratified_split(labels, seed=1)[1])
+    learned, held_out = stratified_split(labels, seed=0)
+    assert sorted([*learned.tolist(), *held_out.tolist()]) == list(range(14))
+    assert labels[held_out].tolist() == [0, 0, 1]
+    assert not torch.equal(held_out, stratified_split(labels, seed=1)[1])
     with pytest.raises(InputError, match="no class has two images"):
         stratified_split(torch.tensor([0, 1]), seed=0)
 

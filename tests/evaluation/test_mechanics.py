@@ -29,13 +29,13 @@ def folder(tmp_path_factory):
 
 
 def scores_of(one, folder, **changes):
-    found = mechanics(setting(one, open_set(folder, "test"), **changes))
-    return {key_of(score.metric, **score.facts): score for score in found}
+    scores = mechanics(setting(one, open_set(folder, "test"), **changes))
+    return {key_of(score.metric, **score.facts): score for score in scores}
 
 
 def key_of(metric, map, layer, head, protocol):
-    place = (f"/{layer}" if layer else "") + (f".{head}" if head else "")
-    return (f"{map} {metric}" if map else metric) + place
+    suffix = (f"/{layer}" if layer else "") + (f".{head}" if head else "")
+    return (f"{map} {metric}" if map else metric) + suffix
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def key_of(metric, map, layer, head, protocol):
     ],
 )
 def test_every_variant_has_the_measures_that_apply(folder, variant, heads, own):
-    found = scores_of(made(variant), folder)
+    scores = scores_of(made(variant), folder)
     headlines = OF_ALL | own
     layers = {f"{name}/{layer}" for name in headlines for layer in (1, 2)}
     by_head = {"attention sink_ratio", "map_correlation"} & headlines
     single = {
         f"{name}/{layer}.{head}" for name in by_head for layer in (1, 2) for head in range(1, heads + 1)
     }
-    assert set(found) == headlines | layers | single
-    assert next(iter(found)) == "attention sink_ratio"
-    for name, score in found.items():
+    assert set(scores) == headlines | layers | single
+    assert next(iter(scores)) == "attention sink_ratio"
+    for name, score in scores.items():
         assert (score.hits is not None) == (name in headlines and "sink_ratio" not in name)
         assert score.low <= score.value <= score.high
         assert score.count == 3
@@ -64,16 +64,16 @@ def test_every_variant_has_the_measures_that_apply(folder, variant, heads, own):
 
 def test_scores_equal_the_formulas(folder, monkeypatch):
     monkeypatch.setattr("diffclip.evaluation.mechanics.HIGH_NORM", 1.1)
-    one, data = made("DiffCLIP"), open_set(folder, "test")
-    model, found = one.model, scores_of(one, folder)
-    images = torch.stack([one.preprocess(data.source.image(i)) for i in data.indices])
-    with recording(model, "visual") as seen:
+    loaded, data = made("DiffCLIP"), open_set(folder, "test")
+    model, scores = loaded.model, scores_of(loaded, folder)
+    images = torch.stack([loaded.preprocess(data.source.image(i)) for i in data.indices])
+    with recording(model, "visual") as layers:
         model.encode_image(images)
     expected = {name: np.zeros((3, 2, 2)) for name in ("sink", "entropy", "norm", "negative")}
     high = np.zeros((3, 2))
     with torch.no_grad():
         x = model.visual._pos_embed(model.visual.patch_embed(images))
-        for number, (block, maps) in enumerate(zip(model.visual.blocks, seen, strict=True)):
+        for number, (block, maps) in enumerate(zip(model.visual.blocks, layers, strict=True)):
             values = block.attn.qkv(block.norm1(x))[..., 64:]
             x = block(x)
             for i in range(3):
@@ -91,31 +91,33 @@ def test_scores_equal_the_formulas(folder, monkeypatch):
                     expected["negative"][i, number, head] = -full[full < 0].sum() / full.abs().sum()
     names = {"entropy": "attention entropy", "norm": "sink_value_norm", "negative": "negative_weight"}
     for name, metric in names.items():
-        np.testing.assert_allclose(found[metric].hits, expected[name].mean((1, 2)), rtol=1e-4, err_msg=metric)
-        assert found[f"{metric}/2"].value == pytest.approx(expected[name][:, 1].mean(), rel=1e-4)
+        np.testing.assert_allclose(
+            scores[metric].hits, expected[name].mean((1, 2)), rtol=1e-4, err_msg=metric
+        )
+        assert scores[f"{metric}/2"].value == pytest.approx(expected[name][:, 1].mean(), rel=1e-4)
     ratios = np.log(expected["sink"])
     wanted = {"": ratios.mean(), "/1": ratios[:, 0].mean(), "/2.1": ratios[:, 1, 0].mean()}
-    for where, value in wanted.items():
-        assert np.log(found[f"attention sink_ratio{where}"].value) == pytest.approx(value, rel=1e-4)
-    assert found["high_norm_share"].value == pytest.approx(high.mean())
+    for suffix, value in wanted.items():
+        assert np.log(scores[f"attention sink_ratio{suffix}"].value) == pytest.approx(value, rel=1e-4)
+    assert scores["high_norm_share"].value == pytest.approx(high.mean())
     assert 0 < high.mean() < 0.5
-    correlation = np.stack([map_correlation(one).numpy() for one in seen], axis=1)
-    assert found["map_correlation/1.2"].value == pytest.approx(correlation[:, 0, 1].mean(), abs=1e-4)
+    correlation = np.stack([map_correlation(layer).numpy() for layer in layers], axis=1)
+    assert scores["map_correlation/1.2"].value == pytest.approx(correlation[:, 0, 1].mean(), abs=1e-4)
 
 
 @pytest.mark.parametrize(("sign", "cosine"), [(1, 1.0), (-1, -1.0)])
 def test_equal_maps_get_equal_gradients_and_opposed_maps_opposed_ones(folder, sign, cosine):
     """Each second query is the first or its negative; nearly uniform maps then change in equal or opposite ways."""
-    one = subject()
+    loaded = subject()
     with torch.no_grad():
-        for layer in one.model.attention_layers()["visual"]:
+        for layer in loaded.model.attention_layers()["visual"]:
             queries, keys = (layer.qkv.weight[start : start + 32].view(2, 2, 8, 32) for start in (0, 32))
             queries[:, 1], keys[:, 1] = sign * queries[:, 0], keys[:, 0]
-    found = scores_of(one, folder)
-    assert found["gradient_cosine"].value == pytest.approx(cosine, abs=0.02)
-    assert found["map_correlation"].value == pytest.approx(cosine, abs=0.02)
+    scores = scores_of(loaded, folder)
+    assert scores["gradient_cosine"].value == pytest.approx(cosine, abs=0.02)
+    assert scores["map_correlation"].value == pytest.approx(cosine, abs=0.02)
     if sign == 1:  # λ is below 1
-        assert found["negative_weight"].value == 0
+        assert scores["negative_weight"].value == 0
 
 
 def test_classes_and_captions_serve_as_texts_and_one_patch_is_refused(tmp_path):
@@ -124,11 +126,11 @@ def test_classes_and_captions_serve_as_texts_and_one_patch_is_refused(tmp_path):
     with pytest.raises(InputError, match="a single patch"):
         scores_of(subject("CLIP", patch_size=32), classes)
     # a set with captions and a class for each pixel
-    samples = [{**one, "seg.png": png(box_mask(0, 0, 8, 8) // 255)} for one in animals(3)]
+    samples = [{**animal, "seg.png": png(box_mask(0, 0, 8, 8) // 255)} for animal in animals(3)]
     for sample in samples:
         del sample["mask.png"]
     folder = write_masked(tmp_path / "segments", samples, {"classnames.txt": "cat\ndog"})
     entries = [Entry(task, str(folder)) for task in ("segmentation", "mechanics", "robustness", "zero-shot")]
-    found = run(made("DiffCLIP"), *entries)
-    assert [bool(one.error) for one in found] == [False, False, False, True]
-    assert found[2].records[0].classes == 3
+    results = run(made("DiffCLIP"), *entries)
+    assert [bool(result.error) for result in results] == [False, False, False, True]
+    assert results[2].records[0].classes == 3

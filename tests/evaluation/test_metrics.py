@@ -37,13 +37,13 @@ def test_retrieval_ranks_equal_brute_force(monkeypatch, chunk):
     to_image, to_text = retrieval_ranks(images, texts, owners)
     scores = (texts @ images.T).tolist()
     for text, owner in enumerate(owners.tolist()):
-        own = scores[text][owner]
-        others = [score for image, score in enumerate(scores[text]) if image != owner]
-        assert to_image[text] == sum(not score < own for score in others)
+        true_score = scores[text][owner]
+        rivals = [score for image, score in enumerate(scores[text]) if image != owner]
+        assert to_image[text] == sum(not score < true_score for score in rivals)
     for image in range(90):
         best = max(scores[text][image] for text, owner in enumerate(owners) if owner == image)
-        others = [scores[text][image] for text, owner in enumerate(owners) if owner != image]
-        assert to_text[image] == sum(not score < best for score in others)
+        rivals = [scores[text][image] for text, owner in enumerate(owners) if owner != image]
+        assert to_text[image] == sum(not score < best for score in rivals)
 
 
 def test_ties_count_against_the_model():
@@ -98,12 +98,12 @@ def test_memory_is_linear_in_the_set(monkeypatch):
     sizes = []
     product = torch.Tensor.__matmul__
 
-    def watched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def record_size(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         out = product(a, b)
         sizes.append(out.numel())
         return out
 
-    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", record_size)
     monkeypatch.setattr(metrics, "_CHUNK_SCORES", 10_000)
     retrieval_ranks(unit(1000, 4), unit(2000, 4), torch.arange(2000) // 2)
     assert max(sizes) <= 32 * 2000

@@ -69,9 +69,9 @@ def color_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path
     for number in range(pairs):
         kind = "Color" if number else "Camera Perspective"
         for name, color in (("red", (200, 0, 0)), ("green", (0, 200, 0))):
-            place = target / "MMVP_VLM_Images" / kind / f"{len(rows)}.jpg"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), color).save(place)
+            path = target / "MMVP_VLM_Images" / kind / f"{len(rows)}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), color).save(path)
             rows.append((len(rows), kind, "something red" if number in wrong else f"something {name}"))
     with (target / "Questions.csv").open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)
@@ -94,22 +94,22 @@ def test_statements_must_pick_their_image_and_groups_match_by_the_sum():
 
 
 def test_mmvp_equals_the_published_script(folder):
-    one = subject()
-    model = one.model.train()
+    loaded = subject()
+    model = loaded.model.train()
     right = {pattern: [] for pattern in PATTERNS}
     with torch.no_grad(), (folder / "Questions.csv").open(newline="") as file:
         rows = list(csv.reader(file))[1:]
         for pair in zip(rows[::2], rows[1::2], strict=True):
             paths = [folder / "MLLM_VLM Images" / row[1] / f"{row[0]}.jpg" for row in pair]
-            images = torch.stack([one.preprocess(Image.open(path)) for path in paths])
+            images = torch.stack([loaded.preprocess(Image.open(path)) for path in paths])
             predictions = []
             for row in pair:
-                out = model(images, one.tokenizer(["a photo of " + row[2]]))
+                out = model(images, loaded.tokenizer(["a photo of " + row[2]]))
                 logits = out["logit_scale"] * out["text_features"] @ out["image_features"].T
                 predictions.append("img1" if logits.softmax(-1)[0, 0] > 0.5 else "img2")
             right[pair[0][1]].append(predictions == ["img1", "img2"])
-    found = mmvp(setting(one, open_pairs(folder, "mmvp"), batch_size=5))
-    scores = {score.metric: score for score in found}
+    results = mmvp(setting(loaded, open_pairs(folder, "mmvp"), batch_size=5))
+    scores = {score.metric: score for score in results}
     assert sum(map(sum, right.values())) > 0
     for pattern, wanted in right.items():
         assert scores[f"pair_accuracy/{pattern}"].hits.tolist() == wanted
@@ -184,17 +184,21 @@ def write_set(folder: Path, files=FILES, images: str = "val2017") -> dict[str, l
 
     Return which items `Colors` answers correctly.
     """
-    place = folder / images
-    place.mkdir(parents=True)
+    image_folder = folder / images
+    image_folder.mkdir(parents=True)
     for number, color in enumerate([(200, 0, 0), (0, 200, 0), (0, 0, 200)]):
-        Image.new("RGB", (8, 8), color).save(place / f"{number:012d}.jpg")
+        Image.new("RGB", (8, 8), color).save(image_folder / f"{number:012d}.jpg")
     right = {}
-    for more, name in enumerate(files):
+    for index, name in enumerate(files):
         items, right[name] = {}, []
-        for n in range(more + 2):
-            own, other = f"a {COLORS[n % 3]} thing", f"a {COLORS[(n + 1) % 3]} thing"
-            kind = "tie" if n == more + 1 else "wrong" if n == 1 else "right"
-            captions = {"right": (own, other), "wrong": (other, own), "tie": (own, own)}[kind]
+        for n in range(index + 2):
+            caption, negative = f"a {COLORS[n % 3]} thing", f"a {COLORS[(n + 1) % 3]} thing"
+            kind = "tie" if n == index + 1 else "wrong" if n == 1 else "right"
+            captions = {
+                "right": (caption, negative),
+                "wrong": (negative, caption),
+                "tie": (caption, caption),
+            }[kind]
             fields = dict(zip(("caption", "negative_caption"), captions, strict=True))
             items[str(2 * n)] = {"filename": f"{n % 3:012d}.jpg", **fields}  # numbers with gaps
             right[name].append(kind == "right")
@@ -211,13 +215,13 @@ def test_sugarcrepe_has_an_accuracy_per_file_and_their_average(tmp_path) -> None
     right = write_set(tmp_path / "sugarcrepe")
     data = open_set("sugarcrepe", "test", tmp_path)
     assert (data.kind, data.name, len(data)) == ("sugarcrepe", "sugarcrepe", 3)
-    found = scores_of(data)
-    assert list(found) == ["average", *FILES]
+    scores = scores_of(data)
+    assert list(scores) == ["average", *FILES]
     for name in FILES:
-        assert found[name].hits.tolist() == right[name]
-        assert (found[name].value, found[name].chance) == (pytest.approx(np.mean(right[name])), 0.5)
-    average = found["average"]
-    assert average.value == pytest.approx(np.mean([np.mean(own) for own in right.values()]))
+        assert scores[name].hits.tolist() == right[name]
+        assert (scores[name].value, scores[name].chance) == (pytest.approx(np.mean(right[name])), 0.5)
+    average = scores["average"]
+    assert average.value == pytest.approx(np.mean([np.mean(hits) for hits in right.values()]))
     assert average.hits.mean() == pytest.approx(average.value)
     assert (average.count, average.facts["of"]) == (sum(map(len, right.values())), tuple(FILES))
     assert 0 <= average.low <= average.value <= average.high <= 1
@@ -226,11 +230,11 @@ def test_sugarcrepe_has_an_accuracy_per_file_and_their_average(tmp_path) -> None
 
 def test_sugarcrepe_folder_may_have_other_files_and_images_beside_it(tmp_path) -> None:
     write_set(tmp_path / "mine", ["swap_obj", "own_kind"], images="../mscoco_captions/val2017")
-    found = scores_of(open_for("sugarcrepe", str(tmp_path / "mine"), "test"))
-    assert list(found) == ["average", "own_kind", "swap_obj"]
+    scores = scores_of(open_for("sugarcrepe", str(tmp_path / "mine"), "test"))
+    assert list(scores) == ["average", "own_kind", "swap_obj"]
     write_set(tmp_path / "other", ["swap_obj"])
-    one, two = (open_choices("a", tmp_path / name) for name in ("mine", "other"))
-    assert one.identity["answers"] != two.identity["answers"]
+    mine, other = (open_choices("a", tmp_path / name) for name in ("mine", "other"))
+    assert mine.identity["answers"] != other.identity["answers"]
 
 
 def test_slice_of_a_split_has_the_items_of_its_images(tmp_path) -> None:
@@ -240,9 +244,9 @@ def test_slice_of_a_split_has_the_items_of_its_images(tmp_path) -> None:
         open_for("sugarcrepe", str(tmp_path / "set"), "val")
     data = open_for("sugarcrepe", str(tmp_path / "set"), "test[1:3]")
     assert (len(data), data.split) == (2, "test[1:3]")
-    kept = [one for one in whole if one.image in (1, 2)]
-    assert [(one.caption, one.image + 1) for one in data.choices] == [
-        (one.caption, one.image) for one in kept
+    sliced = [choice for choice in whole if choice.image in (1, 2)]
+    assert [(choice.caption, choice.image + 1) for choice in data.choices] == [
+        (choice.caption, choice.image) for choice in sliced
     ]
 
 
@@ -251,8 +255,8 @@ def test_items_of_a_broken_image_are_left_out(tmp_path) -> None:
     broken = tmp_path / "set" / "val2017" / f"{1:012d}.jpg"
     broken.write_bytes(broken.read_bytes()[:100])
     data = open_choices("set", tmp_path / "set")
-    found = scores_of(data)
-    assert [found[name].count for name in ("swap_obj", "swap_att", "add_obj")] == [1, 2, 3]
+    scores = scores_of(data)
+    assert [scores[name].count for name in ("swap_obj", "swap_att", "add_obj")] == [1, 2, 3]
     assert [fault.name for fault in data.faults] == [str(broken)]
 
 
@@ -262,8 +266,8 @@ def test_scenes_have_minimal_pairs_in_the_sugarcrepe_layout(tmp_path) -> None:
     assert (data.kind, len(data), len(data.choices)) == ("sugarcrepe", 18, 18)
     for pattern in PATTERNS:
         pair = minimal_pair(pattern, 0, 3, 32)
-        own = [choice for choice in data.choices if choice.file == pattern.lower().replace(" ", "_")]
-        assert [(choice.caption, choice.negative) for choice in own] == [
+        choices = [choice for choice in data.choices if choice.file == pattern.lower().replace(" ", "_")]
+        assert [(choice.caption, choice.negative) for choice in choices] == [
             pair.statements,
             pair.statements[::-1],
         ]

@@ -52,7 +52,7 @@ def test_pgd_equals_a_loop_by_hand(one):
         )
 
     with freeze_parameters(model):
-        found = pgd(loss, pixels, 4 / 255, start)
+        attacked = pgd(loss, pixels, 4 / 255, start)
     expected = []
     for i in range(3):  # one image at a time: images of a batch are independent
         x = pixels[i] + 4 / 255 * start[i]
@@ -65,9 +65,9 @@ def test_pgd_equals_a_loop_by_hand(one):
             x = torch.minimum(torch.maximum(x, pixels[i] - 4 / 255), pixels[i] + 4 / 255).clamp(0, 1)
         expected.append(x)
     model.zero_grad(set_to_none=True)
-    torch.testing.assert_close(found, torch.stack(expected), atol=1e-6, rtol=0)
-    assert (found - pixels).abs().max() <= 4 / 255 + 1e-6
-    assert loss(found) > loss(pixels)
+    torch.testing.assert_close(attacked, torch.stack(expected), atol=1e-6, rtol=0)
+    assert (attacked - pixels).abs().max() <= 4 / 255 + 1e-6
+    assert loss(attacked) > loss(pixels)
 
 
 class Reddish(nn.Module):
@@ -97,35 +97,35 @@ def test_attack_flips_the_expected_images_of_a_linear_model(tmp_path):
     folder = write_masked(tmp_path / "reds", samples, {"classnames.txt": "high\nlow"})
     preprocess = EvalTransform(16, PreprocessConfig(mean=(128 / 255,) * 3, std=(1, 1, 1)))
     tokenizer = lambda texts: torch.tensor(["low" in text for text in texts]).long()  # noqa: E731
-    found = scores_of(Setting(Reddish(), preprocess, tokenizer, open_set(folder, "test")))
+    scores = scores_of(Setting(Reddish(), preprocess, tokenizer, open_set(folder, "test")))
     right = {0.0: 6, 0.25: 6, 0.5: 6, 1.0: 5, 2.0: 4, 4.0: 2}
     for epsilon, count in right.items():
-        accuracy = found["adversarial_accuracy", epsilon]
+        accuracy = scores["adversarial_accuracy", epsilon]
         assert accuracy.value == pytest.approx(count / 6)
         assert accuracy.chance == 0.5
         if epsilon:
-            assert found["attack_success", epsilon].value == pytest.approx(1 - count / 6)
-            assert found["noise_accuracy", epsilon].value == 1
+            assert scores["attack_success", epsilon].value == pytest.approx(1 - count / 6)
+            assert scores["noise_accuracy", epsilon].value == 1
     # f is steepest where red, beside the constant 0.1, crosses the middle: 1 / (0.1 · 16) over 256 pixels
-    assert 0 < found["local_lipschitz", 1.0].value <= 1 / (0.1 * 16)
+    assert 0 < scores["local_lipschitz", 1.0].value <= 1 / (0.1 * 16)
 
 
 def test_accuracy_without_attack_is_zero_shot_for_any_batch_size(one, colors):
-    cut, other = (scores_of(setting_of(one, colors, **how)) for how in ({"batch_size": 3}, {"draw": 1}))
+    cut, redrawn = (scores_of(setting_of(one, colors, **extra)) for extra in ({"batch_size": 3}, {"draw": 1}))
     model = copy.deepcopy(one.model).train()
     model.logit_scale.requires_grad_(False)
-    found = scores_of(setting_of(one, colors, model=model))
+    scores = scores_of(setting_of(one, colors, model=model))
     # the model is left as it was
     assert model.training
     assert [name for name, value in model.named_parameters() if not value.requires_grad] == ["logit_scale"]
     assert all(value.grad is None for value in model.parameters())
     assert all(torch.equal(value, one.model.state_dict()[name]) for name, value in model.state_dict().items())
-    for key, score in found.items():
+    for key, score in scores.items():
         np.testing.assert_allclose(cut[key].hits, score.hits, atol=1e-4, err_msg=key)
-    assert (other["local_lipschitz", 1.0].hits != found["local_lipschitz", 1.0].hits).any()
+    assert (redrawn["local_lipschitz", 1.0].hits != scores["local_lipschitz", 1.0].hits).any()
     plain = zero_shot(setting_of(one, colors))[0]
-    assert (found["adversarial_accuracy", 0.0].hits == plain.hits).all()
-    epsilons = {metric: [e for name, e in found if name == metric] for metric, _ in found}
+    assert (scores["adversarial_accuracy", 0.0].hits == plain.hits).all()
+    epsilons = {metric: [e for name, e in scores if name == metric] for metric, _ in scores}
     attacked = list(EPSILONS)
     assert epsilons == {
         "adversarial_accuracy": [0.0, *attacked],
@@ -133,8 +133,8 @@ def test_accuracy_without_attack_is_zero_shot_for_any_batch_size(one, colors):
         "local_lipschitz": attacked,
         **({"attack_success": attacked} if plain.value else {}),
     }
-    assert found["adversarial_accuracy", 4.0].value <= plain.value
-    facts = found["noise_accuracy", 2.0].facts
+    assert scores["adversarial_accuracy", 4.0].value <= plain.value
+    facts = scores["noise_accuracy", 2.0].facts
     assert (facts["draw"], facts["classes"], facts["templates"]) == (0, 4, 1)
 
 

@@ -67,15 +67,15 @@ def classes(tmp_path_factory):
 def test_finished_tasks_are_reused_and_other_weights_measured_again(classes, tmp_path):
     path, entries = tmp_path / "results.jsonl", [Entry("zero-shot", classes), Entry("few-shot", classes)]
     run(CLIP, *entries[:1], file=path)
-    assert [one.reused for one in run(CLIP, *entries, file=path)] == [True, False]
+    assert [result.reused for result in run(CLIP, *entries, file=path)] == [True, False]
     # another draw concerns only tasks that draw at random
-    assert [one.reused for one in run(CLIP, *entries, file=path, draws=(1,))] == [True, False]
-    other = subject("CLIP", seed=1, image_size=16)
-    assert not any(one.reused for one in run(other, *entries, file=path))
-    kept = {(record.weights, record.task) for record in read_records(path)}
-    assert kept >= {(one.weights, task) for one in (CLIP, other) for task in ("zero-shot", "few-shot")}
-    other.model.set_vision_norm_eps(0.5)
-    assert not any(one.reused for one in run(other, *entries, file=path))
+    assert [result.reused for result in run(CLIP, *entries, file=path, draws=(1,))] == [True, False]
+    second = subject("CLIP", seed=1, image_size=16)
+    assert not any(result.reused for result in run(second, *entries, file=path))
+    pairs = {(record.weights, record.task) for record in read_records(path)}
+    assert pairs >= {(model.weights, task) for model in (CLIP, second) for task in ("zero-shot", "few-shot")}
+    second.model.set_vision_norm_eps(0.5)
+    assert not any(result.reused for result in run(second, *entries, file=path))
 
 
 def test_probes_do_not_learn_from_parts_of_splits_or_corruptions(tmp_path):
@@ -94,14 +94,14 @@ def test_sets_with_equal_images_keep_their_own_labels(tmp_path):
     for split in ("train", "test"):
         shard = second / split / "0.tar"
         with tarfile.open(shard) as tar:
-            members = {one.name: tar.extractfile(one).read() for one in tar}
+            members = {member.name: tar.extractfile(member).read() for member in tar}
         labels = {name: str(i // 16).encode() for i, name in enumerate(members) if name.endswith("cls")}
         tar_of(shard, (members | labels).items())
         for folder in (first, second):
             os.utime(folder / split / "0.tar", (0, 0))
-    _, both = run(CLIP, *(Entry("few-shot", str(folder)) for folder in (first, second)))
+    _, together = run(CLIP, *(Entry("few-shot", str(folder)) for folder in (first, second)))
     (alone,) = run(CLIP, Entry("few-shot", str(second)))
-    assert both.records[0].value == alone.records[0].value
+    assert together.records[0].value == alone.records[0].value
 
 
 def test_kill_between_two_writes_leaves_no_stamp_for_other_records(monkeypatch, tmp_path):
@@ -129,18 +129,18 @@ def test_records_from_two_writers_of_one_file_are_all_kept(tmp_path):
     open_files = [ResultsFile(path) for _ in range(2)]
     for number in range(4):
         open_files[number % 2].add(SCORES, "stamp", model="CLIP", weights=str(number), seed=None)
-    assert [one.weights for one in read_records(path)] == ["0", "1", "2", "3"]
+    assert [record.weights for record in read_records(path)] == ["0", "1", "2", "3"]
 
 
 def test_outcomes_are_stored_beside_the_records(classes, tmp_path):
     path = tmp_path / "results.jsonl"
     run(CLIP, Entry("zero-shot", classes), Entry("few-shot", classes), file=path)
-    kept = read_outcomes(path)
+    outcomes = read_outcomes(path)
     for record in read_records(path):
-        one = kept.get(outcome_key(record))
-        assert (one is None) == (record.metric == "mean_per_class_recall" or record.task == "six-tasks")
-        if one is not None:
-            assert one.hits.mean() == pytest.approx(record.value)
+        outcome = outcomes.get(outcome_key(record))
+        assert (outcome is None) == (record.metric == "mean_per_class_recall" or record.task == "six-tasks")
+        if outcome is not None:
+            assert outcome.hits.mean() == pytest.approx(record.value)
     for name in ("results.outcomes.npz", "results.stamps.json"):
         path.with_name(name).write_bytes(b"cut short")
         assert not run(CLIP, Entry("zero-shot", classes), file=path)[0].reused
@@ -158,9 +158,9 @@ def test_file_without_records_is_refused_and_unchanged(classes, tmp_path):
 
 def test_an_entry_has_its_own_interpolation_and_templates(classes):
     entries = [Entry("few-shot", classes), Entry("few-shot", classes, interpolation="bicubic")]
-    own, bicubic, worded = run(CLIP, *entries, Entry("zero-shot", classes, templates=("{c}", "a {c}")))
+    bilinear, bicubic, worded = run(CLIP, *entries, Entry("zero-shot", classes, templates=("{c}", "a {c}")))
     assert worded.records[0].templates == 2
-    assert "bilinear" in own.records[0].protocol
+    assert "bilinear" in bilinear.records[0].protocol
     assert "bicubic" in bicubic.records[0].protocol
 
 
@@ -170,8 +170,8 @@ def test_the_protocol_says_how_images_are_prepared():
     fields = {"mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic", "resize": 256}
     openai = EvalTransform(224, PreprocessConfig(**fields))
     assert describe_images(openai) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
-    own = EvalTransform(224, PreprocessConfig(**fields | {"mean": (0.5, 0.5, 0.5)}))
-    assert describe_images(own).endswith("own statistics")
+    custom = EvalTransform(224, PreprocessConfig(**fields | {"mean": (0.5, 0.5, 0.5)}))
+    assert describe_images(custom).endswith("own statistics")
     noisy = CorruptedTransform(plain, "noise", 3)
     assert describe_images(noisy).endswith("imagenet statistics, noise 3 of 5")
 
@@ -198,8 +198,8 @@ def test_splits_with_different_classes_are_refused(tmp_path, task, other):
     )
 
     def beside(split):
-        found = data.beside(split)
-        return replace(found, classnames=data.classnames[::-1]) if split == other else found
+        sibling = data.beside(split)
+        return replace(sibling, classnames=data.classnames[::-1]) if split == other else sibling
 
     words = f"set: {other} and test have different classes: use shards or files"
     with pytest.raises(InputError, match=words):

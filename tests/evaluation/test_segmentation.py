@@ -61,7 +61,7 @@ def test_last_values_scores_equal_the_protocol_by_hand(found, loaded) -> None:
     model, statistics = loaded.model, loaded.preprocess.preprocess
     mean, std = (torch.tensor(values)[:, None, None] for values in (statistics.mean, statistics.std))
     prompts = [loaded.tokenizer([f"a {name}", f"one {name}"]) for name in CLASSES]
-    texts = [F.normalize(model.encode_text(both, normalize=True).mean(0), dim=0) for both in prompts]
+    texts = [F.normalize(model.encode_text(tokens, normalize=True).mean(0), dim=0) for tokens in prompts]
     confusion = np.zeros((3, 3))
     for number in range(5):
         image = Image.fromarray(noise(number, 40, 24)).resize((24, 24), Image.Resampling.BILINEAR)
@@ -74,13 +74,13 @@ def test_last_values_scores_equal_the_protocol_by_hand(found, loaded) -> None:
             confusion[truth[y, x] - 1, answer[y, x]] += 1
     right = np.diag(confusion)
     wanted = (right / (confusion.sum(0) + confusion.sum(1) - right)).mean()
-    scored = found["last-values", "mean_iou"]
-    assert scored.value == pytest.approx(wanted, abs=0.005)  # resizing rounds pixels differently
+    score = found["last-values", "mean_iou"]
+    assert score.value == pytest.approx(wanted, abs=0.005)  # resizing rounds pixels differently
     accuracy = right.sum() / confusion.sum()
     assert found["last-values", "pixel_accuracy"].value == pytest.approx(accuracy, abs=0.005)
-    assert (scored.count, scored.facts["classes"], scored.facts["templates"]) == (5, 3, 2)
-    assert scored.low <= scored.value <= scored.high
-    assert "squashed to 24 px" in scored.facts["protocol"]
+    assert (score.count, score.facts["classes"], score.facts["templates"]) == (5, 3, 2)
+    assert score.low <= score.value <= score.high
+    assert "squashed to 24 px" in score.facts["protocol"]
 
 
 def test_scores_include_chance_and_the_majority_class(found) -> None:
@@ -114,12 +114,12 @@ def test_pixels_are_counted_by_class_and_ties_are_wrong() -> None:
 
 
 def test_batch_sizes_agree_and_corruptions_and_suite_entries_work(folder, loaded, found) -> None:
-    other = scores_of(loaded, open_set(folder, "test"), batch_size=5)
-    assert [score.value for score in found.values()] == [score.value for score in other.values()]
+    batched = scores_of(loaded, open_set(folder, "test"), batch_size=5)
+    assert [score.value for score in found.values()] == [score.value for score in batched.values()]
     preprocess = CorruptedTransform(loaded.preprocess, "noise", 5)
     noisy = scores_of(loaded, open_set(folder, "test"), preprocess=preprocess)
     assert noisy["attention", "mean_iou"].facts["corruption"] == "noise"
-    assert noisy["attention", "mean_iou"].value != other["attention", "mean_iou"].value
+    assert noisy["attention", "mean_iou"].value != batched["attention", "mean_iou"].value
     (measured,) = run(loaded, Entry("segmentation", str(folder)))
     assert (measured.error, len(measured.records)) == (None, 6)
     assert measured.records[0].map == "attention"
@@ -133,7 +133,7 @@ def test_unusable_label_maps_are_left_out_and_reported(loaded, tmp_path) -> None
         (png(labels(0, 24, 40)), "another shape than its image's"),
         (b"no PNG", "no PNG"),
     ]
-    samples = [sample(0), sample(1), *(sample(i) | {"seg.png": made} for i, (made, _) in enumerate(bad))]
+    samples = [sample(0), sample(1), *(sample(i) | {"seg.png": mask} for i, (mask, _) in enumerate(bad))]
     files = {"classnames.txt": "\n".join(CLASSES), "zeroshot_classification_templates.txt": "a {c}"}
     folder = write_masked(tmp_path / "set", samples, files)
     data = open_set(folder, "test", kind="segmentation")
@@ -166,9 +166,9 @@ def test_scenes_label_each_pixel_with_its_shape(tmp_path) -> None:
     data = open_set(tmp_path / "segmentation", "test")
     assert data.kind == "segmentation"
     for index in range(3):
-        found = data.classes_at(index)
+        classes = data.classes_at(index)
         scene = draw_scene(index, split="test", size=32)
         for thing in scene.objects:
             hidden = scene.index_mask != scene.objects.index(thing) + 1
-            assert set(found[thing.mask & ~hidden]) == {SHAPES.index(thing.shape)}
-        assert (found[scene.index_mask == 0] == NOT_LABELED).all()
+            assert set(classes[thing.mask & ~hidden]) == {SHAPES.index(thing.shape)}
+        assert (classes[scene.index_mask == 0] == NOT_LABELED).all()

@@ -17,7 +17,7 @@ STUDY = Path(__file__).parents[2] / "benchmarks" / "results" / "study_cpu"
 
 
 def arms(**values: list[float]) -> pd.DataFrame:
-    rows = [(model, seed, value) for model, own in values.items() for seed, value in enumerate(own)]
+    rows = [(model, seed, value) for model, scores in values.items() for seed, value in enumerate(scores)]
     return pd.DataFrame(rows, columns=["model", "seed", "value"])
 
 
@@ -35,15 +35,15 @@ def test_pooled_difference_of_the_committed_study(committed: pd.DataFrame) -> No
 
 
 def test_arms_below_diffclip_in_the_committed_study(committed: pd.DataFrame) -> None:
-    others = [(model, "DiffCLIP") for model in committed.model.unique() if model != "DiffCLIP"]
-    assert len(others) == 15
-    found = statistics.compare_arms(committed, others).set_index("model")
+    pairs = [(model, "DiffCLIP") for model in committed.model.unique() if model != "DiffCLIP"]
+    assert len(pairs) == 15
+    table = statistics.compare_arms(committed, pairs).set_index("model")
     known = {"no-norm": 0.0001, "lambda0.5": 0.030, "no-factor": 0.030, "lambda0.2": 0.036, "dynamic": 0.043}
-    worse = found[found.verdict == "worse"]
+    worse = table[table.verdict == "worse"]
     assert set(worse.index) == {f"DiffCLIP-{arm}" for arm in known}
     for arm, p in known.items():
-        assert found.p_holm[f"DiffCLIP-{arm}"] <= p + 0.0005
-        assert found.p_holm[f"DiffCLIP-{arm}"] > p - 0.0005 or arm == "no-norm"
+        assert table.p_holm[f"DiffCLIP-{arm}"] <= p + 0.0005
+        assert table.p_holm[f"DiffCLIP-{arm}"] > p - 0.0005 or arm == "no-norm"
 
 
 def test_comparison_of_two_arms_equals_scipys_paired_t_test() -> None:
@@ -63,19 +63,19 @@ def test_comparison_of_two_arms_equals_scipys_paired_t_test() -> None:
 
 def test_detectable_difference_has_80_percent_power() -> None:
     error, df = 0.004, 18.0
-    found = statistics.detectable_difference(error, df)
-    assert statistics.power(found, error, df) == pytest.approx(0.8, abs=1e-6)
+    difference = statistics.detectable_difference(error, df)
+    assert statistics.power(difference, error, df) == pytest.approx(0.8, abs=1e-6)
     generator = np.random.default_rng(0)
     errors = error * np.sqrt(generator.chisquare(df, 20_000) / df)
-    t = generator.normal(found, error, 20_000) / errors
+    t = generator.normal(difference, error, 20_000) / errors
     assert np.mean(np.abs(t) > stats.t.ppf(0.975, df)) == pytest.approx(0.8, abs=0.02)
 
 
 def test_max_t_of_two_arms_is_the_sign_flip_test() -> None:
     a, b = [0.3, 0.5, 0.2, 0.6, 0.9], [0.1, 0.2, 0.3, 0.4, 0.5]
-    found = statistics.compare_arms(arms(a=a, b=b), [("a", "b")]).iloc[0].p_max_t
+    p_max_t = statistics.compare_arms(arms(a=a, b=b), [("a", "b")]).iloc[0].p_max_t
     direct = stats.permutation_test((np.subtract(a, b),), np.sum, permutation_type="samples").pvalue
-    assert found == pytest.approx(direct, abs=0.02)
+    assert p_max_t == pytest.approx(direct, abs=0.02)
 
 
 def test_one_run_or_equal_values_give_no_significant_verdict() -> None:
@@ -88,17 +88,17 @@ def test_one_run_or_equal_values_give_no_significant_verdict() -> None:
 
 
 def test_without_degrees_of_freedom_nothing_is_tested() -> None:
-    begun = arms(a=[0.1, 0.15], b=[0.2])
-    assert np.isnan(statistics.residual_sd(begun)[0])
-    assert np.isnan(statistics.compare_arms(begun, [("b", "a")]).iloc[0].p)
+    values = arms(a=[0.1, 0.15], b=[0.2])
+    assert np.isnan(statistics.residual_sd(values)[0])
+    assert np.isnan(statistics.compare_arms(values, [("b", "a")]).iloc[0].p)
 
 
 def test_the_primary_contrast_is_not_corrected() -> None:
     values = arms(a=[0.31, 0.35, 0.30, 0.36], b=[0.29, 0.30, 0.31, 0.32], c=[0.3, 0.31, 0.3, 0.33])
     pairs = [("a", "b"), ("c", "b"), ("a", "c")]
-    found = statistics.compare_arms(values, pairs, primary=("a", "b"))
-    assert found.p_holm[0] == found.p[0]
-    assert list(found.p_holm[1:]) == pytest.approx(list(multipletests(found.p[1:], method="holm")[1]))
+    table = statistics.compare_arms(values, pairs, primary=("a", "b"))
+    assert table.p_holm[0] == table.p[0]
+    assert list(table.p_holm[1:]) == pytest.approx(list(multipletests(table.p[1:], method="holm")[1]))
 
 
 def test_above_chance_combines_the_variance_of_items_and_seeds() -> None:
@@ -114,9 +114,9 @@ def test_item_test_is_mcnemar_or_sign_flips() -> None:
     generator = np.random.default_rng(0)
     a, b = ((generator.random(400) < share).astype(float) for share in (0.5, 0.4))
     only_a, only_b = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
-    found = statistics.compare_two_trained_weights(a, b)
-    assert found.p == pytest.approx(stats.binomtest(only_a, only_a + only_b).pvalue)
-    assert found.low < found.difference < found.high
+    result = statistics.compare_two_trained_weights(a, b)
+    assert result.p == pytest.approx(stats.binomtest(only_a, only_a + only_b).pvalue)
+    assert result.low < result.difference < result.high
     clusters = np.arange(400) // 40
     sums = (a - b).reshape(10, 40).sum(1)
     direct = stats.permutation_test((sums,), np.sum, permutation_type="samples").pvalue

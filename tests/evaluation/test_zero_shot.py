@@ -23,7 +23,7 @@ tokenizer = ONE.tokenizer
 def in_batches(answers, size):
     """Batches of up to `size` images, one for each of `answers`: a label or a list of captions."""
     images = torch.randn(len(answers), 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    return [(images[at : at + size], answers[at : at + size]) for at in range(0, len(answers), size)]
+    return [(images[i : i + size], answers[i : i + size]) for i in range(0, len(answers), size)]
 
 
 LABELED = in_batches([i % 5 for i in range(17)], 7)
@@ -33,11 +33,13 @@ CAPTIONED = in_batches([[f"{i}{j}caption"[: 4 + j] for j in range(1 + i % 3)] fo
 def in_memory(batches, model=ONE.model):
     """A setting whose set is `batches`, with the attributes that both tasks read."""
     positions = iter(range(1000))
-    made = [ImageBatch(images, list(islice(positions, len(images))), answers) for images, answers in batches]
+    wrapped = [
+        ImageBatch(images, list(islice(positions, len(images))), answers) for images, answers in batches
+    ]
     answers = list(chain.from_iterable(answers for _, answers in batches))
     names = {"classnames": NAMES, "templates": TEMPLATES}
     return Setting(
-        model, None, tokenizer, SimpleNamespace(batches=lambda *_: iter(made), labels=answers, **names)
+        model, None, tokenizer, SimpleNamespace(batches=lambda *_: iter(wrapped), labels=answers, **names)
     )
 
 
@@ -57,9 +59,9 @@ def test_zero_shot_equals_clip_benchmark():
 def test_retrieval_equals_clip_benchmark():
     theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
     wanted = theirs.evaluate(ONE.model, CAPTIONED, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
-    found = {score.metric: score.value for score in retrieval(in_memory(CAPTIONED))}
-    assert found.pop("mean_recall") == pytest.approx(sum(wanted.values()) / 6, abs=1e-7)
-    assert found == pytest.approx(wanted, abs=1e-7)
+    scores = {score.metric: score.value for score in retrieval(in_memory(CAPTIONED))}
+    assert scores.pop("mean_recall") == pytest.approx(sum(wanted.values()) / 6, abs=1e-7)
+    assert scores == pytest.approx(wanted, abs=1e-7)
 
 
 def test_images_without_captions_are_left_out_of_text_retrieval():

@@ -32,7 +32,7 @@ def loaded(attention: str, image_size: int = 32) -> Prepared:
 
 def random_images(count: int) -> list[Image.Image]:
     values = np.random.default_rng(0).integers(0, 256, (count, 40, 48, 3), dtype=np.uint8)
-    return [Image.fromarray(one) for one in values]
+    return [Image.fromarray(pixels) for pixels in values]
 
 
 @pytest.fixture(scope="module")
@@ -42,38 +42,38 @@ def models() -> dict[str, Prepared]:
 
 @pytest.mark.parametrize("method", ["relevance", "grad-eclip"])
 def test_maps_scores_and_words_match_the_single_functions(models: dict[str, Prepared], method: str) -> None:
-    shown = random_images(3)
-    found = attend(models, iter(shown), TEXTS, View(method))
-    assert list(found) == ["plain", "fine"]
+    photos = random_images(3)
+    results = attend(models, iter(photos), TEXTS, View(method))
+    assert list(results) == ["plain", "fine"]
     heads = {"relevance": "mean over heads", "grad-eclip": "all heads"}
     assert f"last vision layer, {heads[method]}: " in str(View(method, "last"))
     for name, (model, preprocess, tokenizer) in models.items():
-        one, side = found[name], model.config.vision.image_size // 8
-        images, tokens = torch.stack([preprocess(image) for image in shown]), tokenizer(TEXTS)
+        result, side = results[name], model.config.vision.image_size // 8
+        images, tokens = torch.stack([preprocess(image) for image in photos]), tokenizer(TEXTS)
         with torch.no_grad():
             texts = model.encode_text(tokens, normalize=True)
             features = model.encode_image(images, normalize=True)
-        assert one.maps.shape == (3, 2, side, side)
-        close(one.maps, image_relevance(model, images, texts, method=method))
-        close(one.cosines, features @ texts.T)
-        close(one.probabilities, (model.logit_scale.exp() * features @ texts.T).softmax(-1))
-        spoken = text_relevance(model, tokens, features, method=method)
-        for text, pieces in enumerate(one.pieces):
+        assert result.maps.shape == (3, 2, side, side)
+        close(result.maps, image_relevance(model, images, texts, method=method))
+        close(result.cosines, features @ texts.T)
+        close(result.probabilities, (model.logit_scale.exp() * features @ texts.T).softmax(-1))
+        relevance = text_relevance(model, tokens, features, method=method)
+        for text, pieces in enumerate(result.pieces):
             assert "".join(pieces).strip() == TEXTS[text]
-            close(one.spoken[:, text, : len(pieces)], spoken[text, :, 1 : len(pieces) + 1])
-            assert (one.spoken[:, text, len(pieces) :] == 0).all()
+            close(result.spoken[:, text, : len(pieces)], relevance[text, :, 1 : len(pieces) + 1])
+            assert (result.spoken[:, text, len(pieces) :] == 0).all()
 
 
 @pytest.mark.parametrize("method", ["rollout", "A2"])
 def test_maps_of_a_patch_instead_of_the_class_token(models: dict[str, Prepared], method: str) -> None:
     model, preprocess, _ = models["fine"]
     images = torch.stack([preprocess(image) for image in random_images(2)])
-    with recording(model, "visual") as seen:
+    with recording(model, "visual") as layer_maps:
         model.encode_image(images)
-    rows = rollout(seen) if method == "rollout" else seen[-1].second.mean(1)
-    found = attend({"fine": models["fine"]}, random_images(2), view=View(method, patch=(2, 4)))["fine"]
-    assert found.patch == (2, 4)
-    close(found.maps, rows[:, 1 + 2 * 6 + 4, 1:].view(2, 1, 6, 6))
+    rows = rollout(layer_maps) if method == "rollout" else layer_maps[-1].second.mean(1)
+    result = attend({"fine": models["fine"]}, random_images(2), view=View(method, patch=(2, 4)))["fine"]
+    assert result.patch == (2, 4)
+    close(result.maps, rows[:, 1 + 2 * 6 + 4, 1:].view(2, 1, 6, 6))
 
 
 def test_a_gated_layer_has_one_map() -> None:
@@ -85,41 +85,42 @@ def test_a_gated_layer_has_one_map() -> None:
 
 def test_layers_may_be_the_last_all_or_one_by_number(models: dict[str, Prepared]) -> None:
     model, preprocess, tokenizer = models["fine"]
-    shown = random_images(2)
-    images = torch.stack([preprocess(image) for image in shown])
+    photos = random_images(2)
+    images = torch.stack([preprocess(image) for image in photos])
     texts = model.encode_text(tokenizer(TEXTS), normalize=True)
-    with recording(model, "visual", gradients=True) as seen:
+    with recording(model, "visual", gradients=True) as layer_maps:
         logits = image_logits(model, images, texts)
         single = [
-            weight_by_gradient(one, gradients(logits[:, 1], [one])[0]).mean(1)[:, 0, 1:] for one in seen
+            weight_by_gradient(maps, gradients(logits[:, 1], [maps])[0]).mean(1)[:, 0, 1:]
+            for maps in layer_maps
         ]
 
-    def maps(method: str, layers: str = "") -> np.ndarray:
+    def compute(method: str, layers: str = "") -> np.ndarray:
         return attend(
-            {"fine": models["fine"]}, shown, TEXTS if method == "relevance" else [], View(method, layers)
+            {"fine": models["fine"]}, photos, TEXTS if method == "relevance" else [], View(method, layers)
         )["fine"].maps
 
-    close(maps("relevance", "all"), image_relevance(model, images, texts, 0))
-    close(maps("relevance", "3"), image_relevance(model, images, texts))
+    close(compute("relevance", "all"), image_relevance(model, images, texts, 0))
+    close(compute("relevance", "3"), image_relevance(model, images, texts))
     for layer in range(3):
-        close(maps("relevance", str(layer + 1))[:, 1].reshape(2, -1), single[layer])
+        close(compute("relevance", str(layer + 1))[:, 1].reshape(2, -1), single[layer])
     names = {"A1": "A1", "A2": "A2", "attention": "A1 − λ·A2"}
     for method, name in names.items():
         rows = [class_token_maps(model, images, layer)[name] for layer in range(3)]
-        close(maps(method)[:, 0], rows[-1])
-        close(maps(method, "2")[:, 0], rows[1])
-        close(maps(method, "all")[:, 0], torch.stack(rows).mean(0))
-    with recording(model, "visual") as seen:
+        close(compute(method)[:, 0], rows[-1])
+        close(compute(method, "2")[:, 0], rows[1])
+        close(compute(method, "all")[:, 0], torch.stack(rows).mean(0))
+    with recording(model, "visual") as layer_maps:
         model.encode_image(images)
-    close(maps("rollout").reshape(2, -1), rollout(seen)[:, 0, 1:])
-    close(maps("rollout", "2").reshape(2, -1), rollout(seen[1:2])[:, 0, 1:])
+    close(compute("rollout").reshape(2, -1), rollout(layer_maps)[:, 0, 1:])
+    close(compute("rollout", "2").reshape(2, -1), rollout(layer_maps[1:2])[:, 0, 1:])
 
 
 def test_images_in_batches_match_each_image_alone(models: dict[str, Prepared]) -> None:
-    shown = random_images(18)  # more than a batch
-    whole = attend(models, shown, TEXTS)
+    photos = random_images(18)  # more than a batch
+    whole = attend(models, photos, TEXTS)
     for number in (0, 15, 16, 17):
-        alone = attend(models, [shown[number]], TEXTS)
+        alone = attend(models, [photos[number]], TEXTS)
         for name in models:
             for field in ("maps", "cosines", "spoken"):
                 close(getattr(whole[name], field)[number], getattr(alone[name], field)[0])
@@ -139,9 +140,9 @@ def test_images_in_batches_match_each_image_alone(models: dict[str, Prepared]) -
 def test_invalid_requests_raise_input_error(
     models: dict[str, Prepared], request_: dict[str, object], message: str
 ) -> None:
-    asked = {"models": models, "images": random_images(1), "texts": TEXTS} | request_
+    arguments = {"models": models, "images": random_images(1), "texts": TEXTS} | request_
     with pytest.raises(InputError, match=message):
-        attend(**asked)  # type: ignore[arg-type]
+        attend(**arguments)  # type: ignore[arg-type]
 
 
 def test_weights_with_nan_are_refused() -> None:

@@ -25,9 +25,9 @@ def test_auroc_and_average_precision_equal_scikit_learns_on_pixels(ties):
     precision = measures.average_precision(scores, coverage)
     assert area.shape == precision.shape == (3, 4)
     for i, j in np.ndindex(3, 4):
-        own, covered = scores[i, j].numpy(), coverage[i, 0].numpy()
+        values, covered = scores[i, j].numpy(), coverage[i, 0].numpy()
         # each patch is an object pixel of weight c and a background pixel of weight 1 − c
-        args = (np.repeat([1, 0], 25), np.tile(own, 2))
+        args = (np.repeat([1, 0], 25), np.tile(values, 2))
         weight = np.concatenate([covered, 1 - covered])
         assert area[i, j] == pytest.approx(sklearn.roc_auc_score(*args, sample_weight=weight), abs=1e-9)
         wanted = sklearn.average_precision_score(*args, sample_weight=weight)
@@ -73,9 +73,9 @@ def test_measures_match_values_by_hand():
     # the ten strongest patches count, or all if there are fewer
     assert measures.top(torch.ones(40)) == pytest.approx(0.25)
     assert measures.top(torch.ones(4)) == pytest.approx(1)
-    off = torch.zeros(40, dtype=torch.float64)
-    off[:35] = 1
-    assert measures.background(torch.ones(40), off) == pytest.approx(5 / 40)
+    coverage = torch.zeros(40, dtype=torch.float64)
+    coverage[:35] = 1
+    assert measures.background(torch.ones(40), coverage) == pytest.approx(5 / 40)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-42])

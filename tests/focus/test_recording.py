@@ -20,14 +20,14 @@ VARIANTS = ("CLIP", "DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added", "CLIP-gated-reg
 def leftovers(model: CLIP) -> list[object]:
     """List everything that recording could have left on the model."""
     layers = [layer for tower in model.attention_layers().values() for layer in tower]
-    found: list[object] = [
+    traces: list[object] = [
         name for layer in layers for name in vars(layer) if name.startswith(("_attend", "attend"))
     ]
     for module in model.modules():
-        found += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        found += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
-    found += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return found
+        traces += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        traces += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+    traces += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return traces
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
@@ -37,17 +37,17 @@ def test_recording_keeps_outputs_and_leaves_no_traces(variant: str, backend: str
     model, images = tiny(variant, backend), random_images()
     with torch.no_grad():
         wanted = model.encode_image(images), model.encode_text(TOKENS)
-    with recording(model, "visual", gradients=gradients) as seen:
+    with recording(model, "visual", gradients=gradients) as image_maps:
         image = model.encode_image(images)
-    with recording(model, "text", 1, gradients=gradients) as spoken:
+    with recording(model, "text", 1, gradients=gradients) as text_maps:
         text = model.encode_text(TOKENS)
     torch.testing.assert_close(image, wanted[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(text, wanted[1], rtol=1e-5, atol=1e-5)
     assert image.requires_grad is gradients
     heads = 2 if variant == "DiffCLIP" else 4
     tokens = 16 + model.visual.num_prefix_tokens
-    assert [one.combined.shape for one in seen] == [(2, heads, tokens, tokens)] * 3
-    assert [one.combined.shape for one in spoken] == [(2, heads, 8, 8)] * 2
+    assert [maps.combined.shape for maps in image_maps] == [(2, heads, tokens, tokens)] * 3
+    assert [maps.combined.shape for maps in text_maps] == [(2, heads, 8, 8)] * 2
     assert leftovers(model) == []
 
 
@@ -58,12 +58,12 @@ def test_recording_restores_all_modes_also_after_an_error(training: bool, grad: 
     model.set_grad_checkpointing(True)
     modes = [module.training for module in model.modules()]
     with torch.set_grad_enabled(grad):
-        with recording(model, "visual", gradients=True) as seen:
+        with recording(model, "visual", gradients=True) as layer_maps:
             assert not any(module.training for module in model.modules())
             model.encode_image(random_images())
             # with timm's checkpointing on, the maps would be computed twice
-            torch.autograd.grad(seen[-1].combined.sum(), [seen[0].combined])
-            assert len(seen) == 3
+            torch.autograd.grad(layer_maps[-1].combined.sum(), [layer_maps[0].combined])
+            assert len(layer_maps) == 3
         with pytest.raises(InputError), recording(model, "visual", gradients=True):
             model.encode_image(random_images()[:, :1])
         assert torch.is_grad_enabled() is grad
@@ -79,14 +79,14 @@ def test_inference_mode_and_frozen_parameters_give_the_same_relevance(variant: s
     wanted = image_relevance(model, images, texts), text_relevance(model, TOKENS, texts)
     model.requires_grad_(False)
     with torch.inference_mode():
-        inside = images * 1, texts * 1  # made in inference mode
-        found = image_relevance(model, *inside), text_relevance(model, TOKENS, inside[1])
+        inputs = images * 1, texts * 1  # made in inference mode
+        inferred = image_relevance(model, *inputs), text_relevance(model, TOKENS, inputs[1])
         assert torch.is_inference_mode_enabled()
     frozen = image_relevance(model, images, texts), text_relevance(model, TOKENS, texts)
-    for one, *others in zip(wanted, found, frozen, strict=True):
-        for other in others:
-            torch.testing.assert_close(one, other)
-            assert not other.requires_grad
+    for expected, *relevances in zip(wanted, inferred, frozen, strict=True):
+        for relevance in relevances:
+            torch.testing.assert_close(expected, relevance)
+            assert not relevance.requires_grad
 
 
 @pytest.mark.parametrize("variant", ["CLIP-gated-registers", "DiffCLIP"])
@@ -95,14 +95,14 @@ def test_relevance_in_lower_precision_stays_close(variant: str) -> None:
     wanted = image_relevance(model, images, texts)
     with torch.autocast("cpu", torch.bfloat16):
         auto = image_relevance(model, images, texts)
-        spoken = text_relevance(model, TOKENS, texts)
+        text_scores = text_relevance(model, TOKENS, texts)
     half = image_relevance(model.bfloat16(), images.bfloat16(), texts)
-    for found in (auto, half):
-        assert found.isfinite().all()
+    for relevance in (auto, half):
+        assert relevance.isfinite().all()
         # rounding of 2⁻⁸ changes values, but not which patches matter
-        assert torch.corrcoef(torch.stack([wanted.flatten(), found.float().flatten()]))[0, 1] > 0.9
-    assert spoken.isfinite().all()
-    assert spoken.max() > 0
+        assert torch.corrcoef(torch.stack([wanted.flatten(), relevance.float().flatten()]))[0, 1] > 0.9
+    assert text_scores.isfinite().all()
+    assert text_scores.max() > 0
 
 
 def test_wrong_towers_and_layers_are_named() -> None:
@@ -145,17 +145,17 @@ def test_correlation_of_equal_opposite_and_constant_maps() -> None:
 @pytest.mark.parametrize("tower", ["visual", "text"])
 def test_correlation_by_layer_is_the_mean_pearson_r_over_heads(tower: str) -> None:
     model, inputs = tiny("DiffCLIP"), random_images(5) if tower == "visual" else TOKENS.repeat(3, 1)[:5]
-    found = correlation_by_layer(model, tower, inputs)
-    assert (found.shape, found.dtype) == ((5, 3), torch.float64)
-    with recording(model, tower) as seen:
+    correlations = correlation_by_layer(model, tower, inputs)
+    assert (correlations.shape, correlations.dtype) == ((5, 3), torch.float64)
+    with recording(model, tower) as layer_maps:
         model.encode_image(inputs) if tower == "visual" else model.encode_text(inputs)
-    for layer, maps in enumerate(seen):
-        for one in range(5):
-            row = 0 if tower == "visual" else int(inputs[one].argmax())
+    for layer, maps in enumerate(layer_maps):
+        for sample in range(5):
+            row = 0 if tower == "visual" else int(inputs[sample].argmax())
             part = slice(1, None) if tower == "visual" else slice(0, row + 1)
-            pairs = zip(maps.first[one, :, row, part], maps.second[one, :, row, part], strict=True)
+            pairs = zip(maps.first[sample, :, row, part], maps.second[sample, :, row, part], strict=True)
             mean = np.mean([np.corrcoef(first, second)[0, 1] for first, second in pairs])
-            assert found[one, layer].item() == pytest.approx(mean, abs=1e-5)
+            assert correlations[sample, layer].item() == pytest.approx(mean, abs=1e-5)
 
 
 @pytest.mark.parametrize(("variant", "layers"), [("CLIP", 0), ("CLIP-gated", 0), ("DiffCLIP-vision", 3)])
@@ -168,21 +168,21 @@ def test_correlation_by_layer_is_empty_for_towers_with_one_map(variant: str, lay
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_rollout_is_the_product_of_averaged_maps(variant: str) -> None:
     model = tiny(variant)
-    with recording(model, "visual") as seen:
+    with recording(model, "visual") as layer_maps:
         model.encode_image(random_images())
-    found = rollout(seen)
-    assert found.shape == (2, 17, 17)
+    flows = rollout(layer_maps)
+    assert flows.shape == (2, 17, 17)
     for sample in range(2):
         flow = torch.eye(17)
-        for one in seen:
-            mean = sum(one.combined[sample, head].abs() for head in range(one.combined.shape[1]))
+        for maps in layer_maps:
+            mean = sum(maps.combined[sample, head].abs() for head in range(maps.combined.shape[1]))
             rows = [row / row.sum() for row in mean]
             flow = (0.5 * torch.stack(rows) + 0.5 * torch.eye(17)) @ flow
-        torch.testing.assert_close(found[sample], flow)
-    torch.testing.assert_close(found.sum(-1), torch.ones(2, 17))
-    assert (found >= 0).all()
+        torch.testing.assert_close(flows[sample], flow)
+    torch.testing.assert_close(flows.sum(-1), torch.ones(2, 17))
+    assert (flows >= 0).all()
     if variant == "DiffCLIP":
-        assert any((one.combined < 0).any() for one in seen)
+        assert any((maps.combined < 0).any() for maps in layer_maps)
 
 
 def test_rollout_is_unchanged_by_a_layer_that_mixes_nothing() -> None:

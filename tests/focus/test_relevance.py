@@ -28,16 +28,16 @@ def logits_of(model: CLIP, tower: str) -> Tensor:
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP", "DiffCLIP-dynamic"])
 def test_gradients_are_finite_differences(variant: str, tower: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(variant).double()
-    with recording(model, tower, gradients=True, norm="graph") as seen:
+    with recording(model, tower, gradients=True, norm="graph") as layer_maps:
         logits = logits_of(model, tower)
-        found = gradients(logits, seen)
-    assert {gradient.dtype for gradient in found} == {torch.float64}
+        grads = gradients(logits, layer_maps)
+    assert {gradient.dtype for gradient in grads} == {torch.float64}
     plain = eager.softmax_maps
     # an entry of the combined map A1 − λ·A2 moves with that of A1, which is the even head of a pair
     stride = 1 if variant == "CLIP" else 2
-    places = [(0, 0, 0, 5), (1, 1, 3, 2), (1, 0, 0, 0), (0, 1, 2, 1)]
+    entries = [(0, 0, 0, 5), (1, 1, 3, 2), (1, 0, 0, 0), (0, 1, 2, 1)]
 
-    def moved(layer: int, place: tuple[int, int, int, int], step: float) -> Tensor:
+    def perturb(layer: int, place: tuple[int, int, int, int], step: float) -> Tensor:
         calls = iter(range(100))
 
         def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -51,10 +51,10 @@ def test_gradients_are_finite_differences(variant: str, tower: str, monkeypatch:
             return logits_of(model, tower)
 
     for layer in range(3):
-        for place in places:
-            slope = (moved(layer, place, STEP) - moved(layer, place, -STEP)) / (2 * STEP)
-            torch.testing.assert_close(found[layer][place], slope[place[0]], rtol=1e-5, atol=1e-8)
-    assert max(gradient.abs().max() for gradient in found) > 1e-3
+        for entry in entries:
+            slope = (perturb(layer, entry, STEP) - perturb(layer, entry, -STEP)) / (2 * STEP)
+            torch.testing.assert_close(grads[layer][entry], slope[entry[0]], rtol=1e-5, atol=1e-8)
+    assert max(gradient.abs().max() for gradient in grads) > 1e-3
 
 
 def test_a_detached_norm_keeps_the_output_and_is_a_constant_factor() -> None:
@@ -66,23 +66,23 @@ def test_a_detached_norm_keeps_the_output_and_is_a_constant_factor() -> None:
     in_graph, _ = layer.attend_through_maps(x, False)
     out, maps = layer.attend_through_maps(x, False, detach_norm=True)
     torch.testing.assert_close(out, in_graph)
-    (found,) = torch.autograd.grad((out * weights).sum(), [maps.combined])
+    (gradient,) = torch.autograd.grad((out * weights).sum(), [maps.combined])
     values = layer.qkv(x)[..., 64:].unflatten(-1, (2, 16)).transpose(1, 2)
     heads = maps.combined @ values
     factor = layer.diff_norm.weight / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.out_scale
     by_hand = (weights.unflatten(-1, (2, 16)).transpose(1, 2) * factor) @ values.mT
-    torch.testing.assert_close(found, by_hand)
+    torch.testing.assert_close(gradient, by_hand)
 
 
 def plainly(maps: list[AttentionMaps], found: tuple[Tensor, ...], first: int, sample: int) -> Tensor:
     """Compute R [N, N] of one sample as in the paper of the method, head by head."""
     tokens = maps[0].first.shape[-1]
     relevance = torch.eye(tokens, dtype=torch.float64)
-    for one, gradient in list(zip(maps, found, strict=True))[first:]:
-        heads = one.combined.shape[1]
+    for layer, gradient in list(zip(maps, found, strict=True))[first:]:
+        heads = layer.combined.shape[1]
         mean = torch.zeros(tokens, tokens, dtype=torch.float64)
         for head in range(heads):
-            product = gradient[sample, head] * one.combined.detach()[sample, head]
+            product = gradient[sample, head] * layer.combined.detach()[sample, head]
             mean += torch.where(product > 0, product, 0.0).double() / heads
         relevance = relevance + mean @ relevance
     return relevance
@@ -92,36 +92,38 @@ def plainly(maps: list[AttentionMaps], found: tuple[Tensor, ...], first: int, sa
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_image_relevance_matches_its_recursion(variant: str, first: int) -> None:
     model, images, texts = tiny(variant), random_images(), directions(3)
-    found = image_relevance(model, images, texts, first)
-    assert found.shape == (2, 3, 4, 4)
-    assert (found >= 0).all()
-    assert (found > 0).any()
-    assert not found.requires_grad
-    with recording(model, "visual", gradients=True) as seen:
+    relevance = image_relevance(model, images, texts, first)
+    assert relevance.shape == (2, 3, 4, 4)
+    assert (relevance >= 0).all()
+    assert (relevance > 0).any()
+    assert not relevance.requires_grad
+    with recording(model, "visual", gradients=True) as layer_maps:
         logits = image_logits(model, images, texts)
-        of_text = [gradients(logits[:, text], seen) for text in range(3)]
+        text_grads = [gradients(logits[:, text], layer_maps) for text in range(3)]
     for sample in range(2):
         for text in range(3):
-            row = plainly(seen, of_text[text], first, sample)[0, 1:]
-            torch.testing.assert_close(found[sample, text].flatten().double(), row, rtol=1e-4, atol=1e-7)
+            row = plainly(layer_maps, text_grads[text], first, sample)[0, 1:]
+            torch.testing.assert_close(relevance[sample, text].flatten().double(), row, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("first", [0, -1])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_text_relevance_matches_its_recursion_within_the_caption(variant: str, first: int) -> None:
     model, images = tiny(variant), directions(2)
-    found = text_relevance(model, TOKENS, images, first)
-    assert found.shape == (2, 2, 8)
-    with recording(model, "text", gradients=True) as seen:
+    relevance = text_relevance(model, TOKENS, images, first)
+    assert relevance.shape == (2, 2, 8)
+    with recording(model, "text", gradients=True) as layer_maps:
         logits = model.logit_scale.exp() * model.encode_text(TOKENS, normalize=True) @ images.T
-        of_image = [gradients(logits[:, image], seen) for image in range(2)]
+        image_grads = [gradients(logits[:, image], layer_maps) for image in range(2)]
     for sample, end in enumerate((3, 6)):
         for image in range(2):
-            row = plainly(seen, of_image[image], first, sample)[end]
-            torch.testing.assert_close(found[sample, image, 1:end].double(), row[1:end], rtol=1e-4, atol=1e-7)
-            assert found[sample, image, 1:end].max() > 0
-            assert found[sample, image, 0] == 0
-            assert (found[sample, image, end:] == 0).all()
+            row = plainly(layer_maps, image_grads[image], first, sample)[end]
+            torch.testing.assert_close(
+                relevance[sample, image, 1:end].double(), row[1:end], rtol=1e-4, atol=1e-7
+            )
+            assert relevance[sample, image, 1:end].max() > 0
+            assert relevance[sample, image, 0] == 0
+            assert (relevance[sample, image, end:] == 0).all()
 
 
 @pytest.mark.parametrize("method", ["relevance", "grad-eclip"])
@@ -129,29 +131,31 @@ def test_text_relevance_ignores_tokens_after_the_end(method: str) -> None:
     model, images = tiny("DiffCLIP"), directions(1)
     short = torch.tensor([[START, 5, 6, END]])
     padded = torch.tensor([[START, 5, 6, END, 13, 21, 8, 1]])
-    found, wanted = (text_relevance(model, tokens, images, 0, method=method) for tokens in (padded, short))
-    torch.testing.assert_close(found[..., :4], wanted, rtol=1e-4, atol=1e-8)
-    assert (found[..., 4:] == 0).all()
-    assert (found >= 0).all()
+    relevance, wanted = (
+        text_relevance(model, tokens, images, 0, method=method) for tokens in (padded, short)
+    )
+    torch.testing.assert_close(relevance[..., :4], wanted, rtol=1e-4, atol=1e-8)
+    assert (relevance[..., 4:] == 0).all()
+    assert (relevance >= 0).all()
 
 
 def test_each_image_may_have_its_own_texts() -> None:
     model, images, texts = tiny("DiffCLIP"), random_images(), directions(4)
-    own = image_relevance(model, images, texts.view(2, 2, 16))
-    every = image_relevance(model, images, texts)
-    torch.testing.assert_close(own[0], every[0, :2])
-    torch.testing.assert_close(own[1], every[1, 2:])
+    per_image = image_relevance(model, images, texts.view(2, 2, 16))
+    all_pairs = image_relevance(model, images, texts)
+    torch.testing.assert_close(per_image[0], all_pairs[0, :2])
+    torch.testing.assert_close(per_image[1], all_pairs[1, 2:])
     alone = image_relevance(model, images[1:], texts[2:])
-    torch.testing.assert_close(own[1:], alone, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(per_image[1:], alone, rtol=1e-4, atol=1e-7)
 
 
 def last_layer(model: CLIP, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys [B, heads, N, d] and values [B, H, N, e] of the last layer."""
-    layer, seen = model.attention_layers()["visual"][-1], []
-    handle = layer.qkv.register_forward_hook(lambda _, __, out: seen.append(out.detach()))
+    layer, outputs = model.attention_layers()["visual"][-1], []
+    handle = layer.qkv.register_forward_hook(lambda _, __, out: outputs.append(out.detach()))
     model.encode_image(images)
     handle.remove()
-    q, k, v = seen[0].chunk(3, dim=-1)
+    q, k, v = outputs[0].chunk(3, dim=-1)
     heads = (4, 4, 4 if model.config.vision.attention == "softmax" else 2)
     return tuple(x.unflatten(-1, (n, -1)).transpose(1, 2) for x, n in zip((q, k, v), heads, strict=True))
 
@@ -184,20 +188,20 @@ def literal(model: CLIP, images: Tensor, text: Tensor, monkeypatch: pytest.Monke
         query, keys = q[:, first::step, 0].flatten(1), k[:, first::step].transpose(1, 2).flatten(2)
         return cosine_similarity(query[:, None], keys, dim=-1)[:, 1:]
 
-    found = similarity(0, 1) if plain else similarity(0) - lam * similarity(1)
-    low, high = found.amin(-1, keepdim=True), found.amax(-1, keepdim=True)
-    return ((found - low) / (high - low) * channels).clamp_min(0)
+    weights = similarity(0, 1) if plain else similarity(0) - lam * similarity(1)
+    low, high = weights.amin(-1, keepdim=True), weights.amax(-1, keepdim=True)
+    return ((weights - low) / (high - low) * channels).clamp_min(0)
 
 
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_grad_eclip_matches_the_papers_formula(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, images, texts = tiny(variant), random_images(), directions(2)
-    found = image_relevance(model, images, texts, method="grad-eclip").flatten(2)
-    assert (found >= 0).all()
-    assert (found > 0).any()
+    relevance = image_relevance(model, images, texts, method="grad-eclip").flatten(2)
+    assert (relevance >= 0).all()
+    assert (relevance > 0).any()
     for text in range(2):
         wanted = model.logit_scale.exp() * literal(model, images, texts[text], monkeypatch)
-        torch.testing.assert_close(found[:, text], wanted, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(relevance[:, text], wanted, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", ["DiffCLIP-v2", "CLIP-gated-registers"])

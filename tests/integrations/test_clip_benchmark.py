@@ -70,8 +70,8 @@ def learnt(scenes: Path, attention: str, steps: int) -> diffclip.CLIP:
 @pytest.fixture(scope="module")
 def weights(scenes, tmp_path_factory) -> dict[str, Path]:
     """A saved model folder for each kind of attention."""
-    place, steps = tmp_path_factory.mktemp("runs"), {"softmax": 0, "differential": 40}
-    folders = {attention: place / attention for attention in steps}
+    runs, steps = tmp_path_factory.mktemp("runs"), {"softmax": 0, "differential": 40}
+    folders = {attention: runs / attention for attention in steps}
     for attention, folder in folders.items():
         diffclip.save_weights(learnt(scenes, attention, steps[attention]), folder)
     return folders
@@ -80,9 +80,9 @@ def weights(scenes, tmp_path_factory) -> dict[str, Path]:
 def run_theirs(weights: Path, folder: Path, *options: str) -> dict[str, float]:
     """Return the metrics of `diffclip benchmark eval` on a folder."""
     output = Path.cwd() / "theirs.json"
-    where = ["--pretrained", str(weights), "--dataset_root", str(folder), "--output", str(output)]
-    how = f"--no_amp --quiet --num_workers 0 --batch_size {BATCH} --recall_k 1 5 10".split()
-    ours.run_command(["eval", *where, *how, *options])
+    paths = ["--pretrained", str(weights), "--dataset_root", str(folder), "--output", str(output)]
+    settings = f"--no_amp --quiet --num_workers 0 --batch_size {BATCH} --recall_k 1 5 10".split()
+    ours.run_command(["eval", *paths, *settings, *options])
     metrics: dict[str, float] = json.loads(output.read_text())["metrics"]
     return metrics
 
@@ -103,11 +103,11 @@ def assert_equal_but_for_one_item(weights: Path, folder: Path, split: str, *opti
 
 
 def test_the_same_zero_shot_and_retrieval_metrics_on_scenes(scenes, weights) -> None:
-    given = ["--dataset", "wds/scenes-shapes"]
-    assert_equal_but_for_one_item(weights["differential"], scenes / "shapes", "test", *given)
-    given = ["--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
-    found = assert_equal_but_for_one_item(weights["differential"], scenes / "captions", "test", *given)
-    assert found["image_retrieval_recall@10"] > 1.2 * 10 / 96  # better than chance
+    options = ["--dataset", "wds/scenes-shapes"]
+    assert_equal_but_for_one_item(weights["differential"], scenes / "shapes", "test", *options)
+    options = ["--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
+    metrics = assert_equal_but_for_one_item(weights["differential"], scenes / "captions", "test", *options)
+    assert metrics["image_retrieval_recall@10"] > 1.2 * 10 / 96  # better than chance
 
 
 def test_registering_is_idempotent_and_names_missing_packages(monkeypatch) -> None:
@@ -131,11 +131,11 @@ def test_default_output_is_one_file_per_model_with_its_given_name(weights, scene
     """Results for weights in a subfolder are in the working folder, one file per model, with the name as given."""
     Path("runs").symlink_to(weights["softmax"].parent)
     names = ["runs/softmax", "runs/differential"]
-    given = f"--dataset wds/shapes --dataset_root {scenes / 'shapes'} --quiet --num_workers 1".split()
-    ours.run_command(["eval", "--pretrained", *names, *given])
+    options = f"--dataset wds/shapes --dataset_root {scenes / 'shapes'} --quiet --num_workers 1".split()
+    ours.run_command(["eval", "--pretrained", *names, *options])
     results = [f"shapes_{name.replace('/', '_')}_diffclip_en_zeroshot_classification.json" for name in names]
     assert [json.loads(Path(file).read_text())["pretrained"] for file in results] == names
-    ours.run_command(["eval", "--pretrained", names[0], *given, "--output", "new/sub/{dataset}.json"])
+    ours.run_command(["eval", "--pretrained", names[0], *options, "--output", "new/sub/{dataset}.json"])
     assert Path("new/sub/shapes.json").is_file()
     ours.run_command(["build", *results, "--output", "all.csv"])
     assert len(Path("all.csv").read_text().splitlines()) == 3
@@ -159,8 +159,8 @@ def test_default_output_is_one_file_per_model_with_its_given_name(weights, scene
 def test_bad_input_raises_one_line_errors(options, words, weights, scenes) -> None:
     Path("taken").touch()
     options = [str(scenes / "captions") if word == "CAPTIONS" else word for word in options]
-    given = ["--pretrained", str(weights["softmax"]), "--dataset", "wds/shapes", "--quiet"]
+    arguments = ["--pretrained", str(weights["softmax"]), "--dataset", "wds/shapes", "--quiet"]
     with pytest.raises(InputError, match=words) as caught:
-        ours.run_command(["eval", *given, "--dataset_root", str(scenes / "shapes"), *options])
+        ours.run_command(["eval", *arguments, "--dataset_root", str(scenes / "shapes"), *options])
     assert "\n" not in str(caught.value)
     assert not list(Path().glob("*.json"))

@@ -69,8 +69,8 @@ def images() -> torch.Tensor:
 @torch.no_grad()
 def assert_same(ours, core: diffclip.CLIP, images: torch.Tensor) -> None:
     tokens = diffclip.tokenizer.Tokenizer(core.config.text)(TEXTS)
-    found, wanted = ours.eval().encode_image(images), core.encode_image(images)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    features, wanted = ours.eval().encode_image(images), core.encode_image(images)
+    torch.testing.assert_close(features, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(ours.encode_text(tokens), core.encode_text(tokens), rtol=0, atol=1e-5)
     assert ours.config == core.config
 
@@ -111,8 +111,8 @@ def test_weights_and_transforms_of_a_saved_folder_match_the_core(folder, images)
     torch.testing.assert_close(evaluation(image), preprocess(image))
     assert train(image).shape == (3, 32, 32)
     assert torch.equal(open_clip.get_tokenizer("ViT-tiny")(TEXTS), tokenizer(TEXTS))
-    given = {"pretrained": str(folder), "image_mean": (0.1, 0.2, 0.3)}
-    model, evaluation = open_clip.create_model_from_pretrained("ViT-tiny", **given)
+    options = {"pretrained": str(folder), "image_mean": (0.1, 0.2, 0.3)}
+    model, evaluation = open_clip.create_model_from_pretrained("ViT-tiny", **options)
     assert evaluation.transforms[-1].mean == model.config.preprocess.mean == (0.1, 0.2, 0.3)
 
 
@@ -144,8 +144,8 @@ def test_another_image_size_matches_the_core_or_is_refused(folder, images) -> No
     core = diffclip.load(folder, image_size=48)[0]
     larger = F.interpolate(images, (48, 48))
     for size in (48, (48, 48)):
-        given = {"pretrained": str(folder), "force_image_size": size}
-        model, _, evaluation = open_clip.create_model_and_transforms("ViT-tiny", **given)
+        options = {"pretrained": str(folder), "force_image_size": size}
+        model, _, evaluation = open_clip.create_model_and_transforms("ViT-tiny", **options)
         assert_same(model, core, larger)
         assert evaluation.transforms[1].size == (48, 48)
     assert open_clip.create_model("ViT-tiny", force_image_size=48).config.vision.image_size == 48
@@ -206,14 +206,14 @@ def test_locks() -> None:
 
 def test_wrong_options_and_weights_are_input_errors(folder) -> None:
     wrong_image = {"force_preprocess_cfg": {"interpolation": "lanczos"}}
-    for name, options, told in (
+    for name, options, message in (
         ("-fixed", {"pretrained": str(folder)}, "holds DiffCLIP-dynamic-.*, not DiffCLIP-v"),
         ("", {"pretrained": "openai"}, "openai does not exist: give a run folder"),
         ("", {"jit": True, "bias": 3}, "bias, jit cannot be given for ViT-tiny"),
         ("", {"force_patch_dropout": 7.0}, "patch_dropout: Input should be less than 1$"),
         ("", wrong_image, "images of ViT-tiny: preprocess.interpolation: choose"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             open_clip.create_model(f"ViT-tiny{name}", **options)
     with pytest.raises(InputError, match="ViT-tiny has no weights"):
         open_clip.create_model_from_pretrained("ViT-tiny")
@@ -249,9 +249,9 @@ def test_its_program_trains_evaluates_and_resumes(scenes, folder, tmp_path, monk
     shard = scenes / "captions" / "train" / "0.tar"
     data = f"--train-data {shard} --val-data {shard} --train-num-samples 32 --val-num-samples 32"
     data += " --dataset-type webdataset"
-    how = "--workers 0 --batch-size 8 --warmup 1 --lr 1e-3 --logs logs --name run --zeroshot-frequency 0"
-    how += " --precision amp_bf16 --accum-freq 2 --siglip --grad-checkpointing"
-    options = f"{data} {how}".split()
+    settings = "--workers 0 --batch-size 8 --warmup 1 --lr 1e-3 --logs logs --name run --zeroshot-frequency 0"
+    settings += " --precision amp_bf16 --accum-freq 2 --siglip --grad-checkpointing"
+    options = f"{data} {settings}".split()
     assert run_command(["--model", str(folder), *options, "--epochs", "1"]) == 0
     assert run_command([f"--model={folder}", *options, "--epochs", "2", "--resume", "latest"]) == 0
     checkpoints = tmp_path / "logs" / "run" / "checkpoints"

@@ -103,8 +103,8 @@ def test_another_image_size_resamples_positions(dynamic, images) -> None:
 @torch.no_grad()
 def test_timm_saves_it_and_loads_it_unchanged(dynamic, images, tmp_path) -> None:
     timm.models.save_for_hf(from_diffclip(dynamic, num_classes=0), tmp_path / "saved")
-    again = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
-    assert_close(again(images), dynamic.visual(images))
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True).eval()
+    assert_close(loaded(images), dynamic.visual(images))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential-added", "gated"])

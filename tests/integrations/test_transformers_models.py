@@ -119,8 +119,8 @@ def test_hidden_states_and_attentions(variant: str) -> None:
     ):
         assert [state.shape for state in tower.hidden_states] == [(3, tokens, width)] * 3
         assert [attention.shape for attention in tower.attentions] == [(3, count, tokens, tokens)] * 2
-        for attention, seen in zip(tower.attentions, maps, strict=True):
-            near(attention, seen.combined)
+        for attention, record in zip(tower.attentions, maps, strict=True):
+            near(attention, record.combined)
     vision = out.vision_model_output
     assert vision.hidden_states[-1] is vision.last_hidden_state
     near(vision.hidden_states[1], model.visual.blocks[0](vision.hidden_states[0]))
@@ -158,8 +158,8 @@ def test_the_loss_matches_its_formula_on_the_logits() -> None:
     softmax, sigmoid = from_diffclip(core()), from_diffclip(core(logit_bias=True))
     out = softmax(IDS, PIXELS, return_loss=True)
     targets, cross_entropy = torch.arange(3), torch.nn.functional.cross_entropy
-    both = [cross_entropy(logits, targets) for logits in (out.logits_per_image, out.logits_per_text)]
-    near(out.loss, sum(both) / 2)
+    losses = [cross_entropy(logits, targets) for logits in (out.logits_per_image, out.logits_per_text)]
+    near(out.loss, sum(losses) / 2)
     out = sigmoid(IDS, PIXELS, return_loss=True)
     signs = 2 * torch.eye(3) - 1
     near(out.loss, -torch.nn.functional.logsigmoid(signs * out.logits_per_image).sum() / 3)
@@ -169,9 +169,9 @@ def test_the_loss_matches_its_formula_on_the_logits() -> None:
 
 def test_gradients_reach_all_weights_and_match_with_checkpointing() -> None:
     gradients = []
-    for again in (False, True):
+    for checkpointing in (False, True):
         theirs = from_diffclip(core()).train()
-        if again:
+        if checkpointing:
             with warnings.catch_warnings():  # about its new name
                 warnings.simplefilter("ignore", FutureWarning)
                 sparse = hasattr(theirs, "activation_checkpointing_enable")  # not in transformers 5.4
@@ -186,12 +186,12 @@ def test_gradients_reach_all_weights_and_match_with_checkpointing() -> None:
 
 def test_attn_implementation_selects_the_attention_backend() -> None:
     model = core()
-    made = DiffCLIPVisionModel._from_config(vision_from_diffclip(model).config, attn_implementation="eager")
-    made.load_state_dict(vision_from_diffclip(model).state_dict())
+    tower = DiffCLIPVisionModel._from_config(vision_from_diffclip(model).config, attn_implementation="eager")
+    tower.load_state_dict(vision_from_diffclip(model).state_dict())
     for implementation, backend in (("eager", "eager"), ("sdpa", "auto")):
-        made.set_attn_implementation(implementation)
-        near(made(PIXELS).pooler_output, model.visual(PIXELS))
-        assert {block.attn.backend for block in made.visual.blocks} == {backend}
+        tower.set_attn_implementation(implementation)
+        near(tower(PIXELS).pooler_output, model.visual(PIXELS))
+        assert {block.attn.backend for block in tower.visual.blocks} == {backend}
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_invalid_configurations_are_input_errors() -> None:
     starts = {"vision_config": 0.8, "text_config": 0.2}
     apart = {tower: {"attention": "differential", "lambda_init": start} for tower, start in starts.items()}
     uneven = {"vision_config": {"hidden_size": 30, "num_attention_heads": 4}}
-    for changes, said in ((uneven, "not a multiple of heads"), (apart, "give one value")):
-        with pytest.raises(InputError, match=said), torch.device("meta"):
+    for changes, message in ((uneven, "not a multiple of heads"), (apart, "give one value")):
+        with pytest.raises(InputError, match=message), torch.device("meta"):
             DiffCLIPModel(DiffCLIPConfig(**changes))
 
 
@@ -225,8 +225,8 @@ def test_the_configuration_accepts_the_field_names_of_clip() -> None:
     towers = {"vision_config": tower, "text_config": tower | {"vocab_size": 99}}
     config = DiffCLIPConfig(**towers)
     assert config.core().vision.mlp_ratio == config.core().text.mlp_ratio == 1.5
-    made = DiffCLIPModel(config)
-    assert made.vision_model.visual.blocks[0].mlp.fc1.out_features == 48
+    model = DiffCLIPModel(config)
+    assert model.vision_model.visual.blocks[0].mlp.fc1.out_features == 48
 
 
 @pytest.mark.parametrize(
@@ -288,13 +288,13 @@ def test_a_folder_without_a_processor_keeps_the_preprocessing(tmp_path: Path) ->
 
 def test_missing_and_unexpected_weights_are_reported(folder: Path, tmp_path: Path) -> None:
     block = "text_model.transformer.resblocks.0.attn.qkv.bias"
-    gone = {"vision_model.visual.pos_embed", "visual_projection.weight", "logit_scale", block}
-    lacking = changed(folder, tmp_path / "lacking", lambda tensors: [tensors.pop(name) for name in gone])
+    removed = {"vision_model.visual.pos_embed", "visual_projection.weight", "logit_scale", block}
+    lacking = changed(folder, tmp_path / "lacking", lambda tensors: [tensors.pop(name) for name in removed])
     torch.manual_seed(0)
     loaded, faults = DiffCLIPModel.from_pretrained(lacking, output_loading_info=True)
-    assert set(faults["missing_keys"]) == gone
+    assert set(faults["missing_keys"]) == removed
     whole, state = load_file(folder / "model.safetensors"), loaded.state_dict()
-    assert all(torch.equal(state[name], whole[name]) for name in whole.keys() - gone)
+    assert all(torch.equal(state[name], whole[name]) for name in whole.keys() - removed)
     near(state["logit_scale"].exp(), torch.tensor(1 / 0.07))
     near(state["visual_projection.weight"].std(), torch.tensor(32**-0.5), 0.03)
     with pytest.raises(InputError, match=r"its weights lack logit_scale"):
@@ -333,16 +333,16 @@ def test_half_precision_spares_lambda(folder: Path, tmp_path: Path) -> None:
 def test_new_models_are_initialized_like_the_core(variant: str) -> None:
     options = VARIANTS[variant]
     config = from_diffclip(core(vocabulary=200, **options)).config
-    drawn = []
+    models = []
     for _ in range(2):
         torch.manual_seed(3)
-        drawn.append(to_diffclip(DiffCLIPModel(config)))
-    made, again = (model.state_dict() for model in drawn)
+        models.append(to_diffclip(DiffCLIPModel(config)))
+    first, second = (model.state_dict() for model in models)
     for name, value in CLIP(config.core(), seed=5).state_dict().items():
-        assert torch.equal(made[name], again[name]), name
+        assert torch.equal(first[name], second[name]), name
         if value.numel() > 500:
-            near(made[name].std(), value.std(), 0.15 * float(value.std()))
+            near(first[name].std(), value.std(), 0.15 * float(value.std()))
         elif value.ndim == 0 or float(value.std()) == 0:
-            near(made[name], value)
+            near(first[name], value)
     if variant == "added":
-        assert all(float(lam) == 0 for lams in drawn[0].lambdas().values() for lam in lams)
+        assert all(float(lam) == 0 for lams in models[0].lambdas().values() for lam in lams)

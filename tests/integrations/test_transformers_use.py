@@ -78,11 +78,11 @@ def test_the_saved_tokenizer_gives_our_ids_without_our_code(tmp_path: Path, cont
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert type(tokenizer).__module__.startswith("transformers.")
     assert tokenizer.model_max_length == context
-    made = tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="pt")
+    batch = tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="pt")
     ours = Tokenizer(config.text)(TEXTS)
-    for text, theirs, row in zip(TEXTS, made.input_ids.tolist(), ours.tolist(), strict=True):
+    for text, theirs, row in zip(TEXTS, batch.input_ids.tolist(), ours.tolist(), strict=True):
         assert theirs == row, text
-    assert torch.equal(made.attention_mask.sum(1), ours.argmax(1) + 1)
+    assert torch.equal(batch.attention_mask.sum(1), ours.argmax(1) + 1)
 
 
 def test_ids_decode_to_text_and_a_small_vocabulary_is_refused() -> None:
@@ -126,9 +126,9 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
         near(theirs(clear, return_tensors="pt").pixel_values[0], ours(clear))
     assert preprocess_of(theirs, 32, "theirs") == config.preprocess
     for change in ({"do_normalize": False}, {"size": {"shortest_edge": 32, "longest_edge": 40}}):
-        other = type(theirs)(**theirs.to_dict() | change)
+        processor = type(theirs)(**theirs.to_dict() | change)
         with pytest.raises(InputError, match="no counterpart here"):
-            preprocess_of(other, 32, "theirs")
+            preprocess_of(processor, 32, "theirs")
 
 
 def test_the_loaded_processor_equals_ours_with_pillow_else_nearly(folder: Path, model: CLIP) -> None:

@@ -21,9 +21,9 @@ def run(test: str, model: str, monkeypatch: pytest.MonkeyPatch, logs: Path) -> N
     """Run one of open_clip's tests with `model` in place of its model."""
 
     def main(arguments: list[str]) -> None:
-        given = ["--logs", str(logs), *arguments]
-        given[given.index("--model") + 1] = model
-        run_command(given)
+        options = ["--logs", str(logs), *arguments]
+        options[options.index("--model") + 1] = model
+        run_command(options)
 
     monkeypatch.setattr(theirs, "main", main)
     getattr(theirs, test)()

@@ -31,39 +31,39 @@ def made(
     levels: Mapping[str, float], seeds: Sequence[int] = (0, 1, 2), noise: float = 0.004, draws: int = 1
 ) -> list[Record]:
     """Records of models whose values are close to `levels`, on the tasks of a suite."""
-    found = []
+    records = []
     for model, level in levels.items():
         for seed in seeds:
             rng = np.random.default_rng([seed, len(model)])
             about = {"model": model, "seed": seed, "weights": f"{model}-s{seed}/checkpoints/best"}
             for task, dataset, metric, shift, facts in measures(draws):
                 value = float(np.clip(level + shift + noise * rng.standard_normal(), 0.001, 0.999))
-                found.append(one(about, task, dataset, metric, value, **facts))
-    return found
+                records.append(one(about, task, dataset, metric, value, **facts))
+    return records
 
 
 def measures(draws: int) -> list[tuple[str, str, str, float, dict[str, Any]]]:
     """Task, set, metric, difference from the model's level and further fields of each record of one model."""
-    found: list[tuple[str, str, str, float, dict[str, Any]]] = []
+    rows: list[tuple[str, str, str, float, dict[str, Any]]] = []
     for name in SETS:
         probe = "mean_per_class_recall" if name == "caltech101" else "acc1"
-        found.append(("zero-shot", name, "acc1", 0.0, {"chance": 0.1}))
-        found += [("linear-probe", name, probe, 0.1, {"chance": 0.1, "draw": draw}) for draw in range(draws)]
-        found += [("few-shot", name, "acc1", 0.2, {"chance": 0.2, "draw": draw}) for draw in range(draws)]
+        rows.append(("zero-shot", name, "acc1", 0.0, {"chance": 0.1}))
+        rows += [("linear-probe", name, probe, 0.1, {"chance": 0.1, "draw": draw}) for draw in range(draws)]
+        rows += [("few-shot", name, "acc1", 0.2, {"chance": 0.2, "draw": draw}) for draw in range(draws)]
     noisy = {"chance": 0.1, "corruption": "noise", "severity": 3}
-    found.append(("zero-shot", "cifar10", "acc1", -0.05, noisy))
+    rows.append(("zero-shot", "cifar10", "acc1", -0.05, noisy))
     for metric in ("image_retrieval_recall", "text_retrieval_recall"):
-        found += [("retrieval", "flickr8k", f"{metric}@{k}", 0.0, {"chance": 0.005 * k}) for k in (1, 5)]
+        rows += [("retrieval", "flickr8k", f"{metric}@{k}", 0.0, {"chance": 0.005 * k}) for k in (1, 5)]
     averaged = {"chance": 0.1, "of": SETS}
-    found += [("six-tasks", panel, "average", shift, averaged) for panel, shift in PANELS.items()]
+    rows += [("six-tasks", panel, "average", shift, averaged) for panel, shift in PANELS.items()]
     shifts = {"chance": 0.1, "of": ("cifar10, noise",)}
-    found.append(("out-of-domain", "cifar10", "mean_of_shifts", -0.05, shifts))
+    rows.append(("out-of-domain", "cifar10", "mean_of_shifts", -0.05, shifts))
     for pattern in PATTERNS:
-        found.append(("mmvp", "mmvp", f"pair_accuracy/{pattern}", -0.3, {"count": 15, "chance": 0.25}))
-    found.append(("mmvp", "mmvp", "pair_accuracy", -0.3, {"count": 135, "chance": 0.25}))
-    seen = {"chance": 0.5, "map": "relevance"}
-    found.append(("focus", "oxford_pets3", "auroc", 0.1, seen))
-    return [*found, ("focus", "oxford_pets3", "auroc", 0.1, {**seen, "layer": 1})]
+        rows.append(("mmvp", "mmvp", f"pair_accuracy/{pattern}", -0.3, {"count": 15, "chance": 0.25}))
+    rows.append(("mmvp", "mmvp", "pair_accuracy", -0.3, {"count": 135, "chance": 0.25}))
+    relevance = {"chance": 0.5, "map": "relevance"}
+    rows.append(("focus", "oxford_pets3", "auroc", 0.1, relevance))
+    return [*rows, ("focus", "oxford_pets3", "auroc", 0.1, {**relevance, "layer": 1})]
 
 
 def one(about: Mapping[str, Any], task: str, dataset: str, metric: str, value: float, **facts: Any) -> Record:
@@ -106,11 +106,11 @@ def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] 
     curves = []
     for model in levels:
         towers = (lambda rows: {}) if model == "CLIP" else (lambda rows: {"vision": rows})
-        drawn: dict[str, Any] = {"group": "models", "arm": model, "lambda": towers([[0.8, 0.7]] * 3)}
-        drawn |= {"step": [1, 50, 100], "loss": [5.0, 4.0, 3.0]}
-        drawn["validation"] = {"step": [50, 100], "score": [0.02, 0.05]}
-        drawn["validation"] |= {"map_correlation": towers([[-0.2, -0.3]] * 2)}
-        curves += [drawn | {"run": f"models/{model}-s{seed}", "seed": seed} for seed in seeds]
+        curve: dict[str, Any] = {"group": "models", "arm": model, "lambda": towers([[0.8, 0.7]] * 3)}
+        curve |= {"step": [1, 50, 100], "loss": [5.0, 4.0, 3.0]}
+        curve["validation"] = {"step": [50, 100], "score": [0.02, 0.05]}
+        curve["validation"] |= {"map_correlation": towers([[-0.2, -0.3]] * 2)}
+        curves += [curve | {"run": f"models/{model}-s{seed}", "seed": seed} for seed in seeds]
     for name, lines in (("runs", runs), ("curves", curves)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

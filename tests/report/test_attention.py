@@ -36,10 +36,10 @@ def attended(images: int, texts: int) -> Attended:
 
 
 def words(figure: Figure) -> list[str]:
-    found = [axes.get_title() for axes in figure.axes]
-    found += [axes.get_xlabel() for axes in figure.axes]
-    found += [axes.get_ylabel() for axes in figure.axes]
-    return [text for text in found if text] + [text.get_text() for text in figure.texts]
+    labels = [axes.get_title() for axes in figure.axes]
+    labels += [axes.get_xlabel() for axes in figure.axes]
+    labels += [axes.get_ylabel() for axes in figure.axes]
+    return [text for text in labels if text] + [text.get_text() for text in figure.texts]
 
 
 @pytest.mark.parametrize(("size", "resize"), [((90, 61), None), ((50, 200), 40), ((90, 61), "squash")])
@@ -47,10 +47,10 @@ def test_visible_part_equals_the_model_input(size: tuple[int, int], resize: int 
     x, y = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
     image = Image.fromarray(np.stack([x, y, 255 - x], -1).astype(np.uint8))
     preprocess = EvalTransform(32, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1), resize=resize))
-    given = 255 * preprocess(image).permute(1, 2, 0).numpy()
-    seen = np.asarray(visible_part(image, preprocess, 32))
+    model_input = 255 * preprocess(image).permute(1, 2, 0).numpy()
+    visible = np.asarray(visible_part(image, preprocess, 32))
     # a crop of whole pixels may be off by up to half a pixel of the small image
-    assert np.abs(seen - given).max() < 0.75 * 255 / 32
+    assert np.abs(visible - model_input).max() < 0.75 * 255 / 32
 
 
 def test_weak_relevance_is_drawn_on_the_smallest_scale() -> None:
@@ -59,16 +59,16 @@ def test_weak_relevance_is_drawn_on_the_smallest_scale() -> None:
 
 @pytest.mark.parametrize("texts", [1, 2])
 def test_figure_of_one_image_has_a_row_per_model_and_its_labels(texts: int) -> None:
-    found = {name: attended(1, texts) for name in ("CLIP", "DiffCLIP")}
-    asked = [f"text {number}" for number in range(texts)]
-    view = View(layers="2").resolved(asked)
-    (figure,) = attend_figures(found, {name: [GRAY] for name in found}, ["a.jpg"], asked, view)
+    results = {name: attended(1, texts) for name in ("CLIP", "DiffCLIP")}
+    queries = [f"text {number}" for number in range(texts)]
+    view = View(layers="2").resolved(queries)
+    (figure,) = attend_figures(results, {name: [GRAY] for name in results}, ["a.jpg"], queries, view)
     assert len(figure.axes) == 2 * (1 + texts) + 1  # and the color bar
-    said = words(figure)
-    assert {"CLIP", "DiffCLIP", "image", *asked} <= set(said)
-    assert sum("word: football" in text for text in said) == 2 * texts
-    assert "Relevance, vision layer 2, mean over heads" in said[-1].replace("\n", " ")
-    assert any("%" in text for text in said) == (texts > 1)
+    labels = words(figure)
+    assert {"CLIP", "DiffCLIP", "image", *queries} <= set(labels)
+    assert sum("word: football" in text for text in labels) == 2 * texts
+    assert "Relevance, vision layer 2, mean over heads" in labels[-1].replace("\n", " ")
+    assert any("%" in text for text in labels) == (texts > 1)
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
@@ -88,10 +88,10 @@ def test_texts_stay_inside_the_figure_and_odd_letters_are_escaped() -> None:
 @pytest.fixture
 def hits(tmp_path):
     def make(count, name="{:03d}.png"):
-        made = [Hit(tmp_path / name.format(number), 0.5 - number / 1000) for number in range(count)]
-        for hit in made:
+        results = [Hit(tmp_path / name.format(number), 0.5 - number / 1000) for number in range(count)]
+        for hit in results:
             Image.new("RGB", (40, 30), "teal").save(hit.path)
-        return made
+        return results
 
     return make
 
@@ -116,4 +116,4 @@ def test_search_sheet_shows_rank_cosine_and_name_even_without_a_file(hits, tmp_p
     assert figure.get_supxlabel().endswith(f"the first {MOST_HITS} of {MOST_HITS + 4}")
     figure.draw_without_rendering()
     boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes]
-    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+    assert not any(box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index])

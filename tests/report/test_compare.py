@@ -32,29 +32,29 @@ def compared(records, *curves):
 
 
 def test_row_equals_the_statistics_of_its_measure():
-    results, found = compared(made({"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-vision": 0.41}))
-    row = found[found["model"] == "DiffCLIP"].iloc[0]
+    results, table = compared(made({"CLIP": 0.4, "DiffCLIP": 0.45, "DiffCLIP-vision": 0.41}))
+    row = table[table["model"] == "DiffCLIP"].iloc[0]
     values = values_of(results.records)
-    own = values[values["measure"] == row["measure"]]
-    expected = compare_arms(own[["model", "seed", "value"]], [("DiffCLIP", "CLIP")]).iloc[0]
+    rows = values[values["measure"] == row["measure"]]
+    expected = compare_arms(rows[["model", "seed", "value"]], [("DiffCLIP", "CLIP")]).iloc[0]
     for name in ("difference", "low", "high", "p", "detectable"):
         assert row[name] == pytest.approx(expected[name])
     assert row["p_holm"] >= row["p"]
-    assert len(found) == 2 * 8
+    assert len(table) == 2 * 8
 
 
 def test_a_real_difference_is_better_and_equal_models_are_equivalent():
-    results, found = compared(made({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002))
-    assert set(found["verdict"]) == {"better"}
+    results, table = compared(made({"CLIP": 0.4, "DiffCLIP": 0.5}, noise=0.002))
+    assert set(table["verdict"]) == {"better"}
     # the verdict on scores that are not above chance says so, and has no color
-    pairs = found[found["panel"] == "mmvp"].iloc[0]
+    pairs = table[table["panel"] == "mmvp"].iloc[0]
     assert pairs["base_value"] < pairs["model_value"] < pairs["chance"]
     assert verdict_text(pairs) == "better (neither shown above chance)"
     assert verdict_class(pairs) == ""
     assert not_learned_note(results) == f"Not learned, as no model is shown above chance: {pairs['label']}."
-    _, found = compared(made({"CLIP": 0.4, "DiffCLIP": 0.4}, noise=0.0005))
-    assert verdict_text(found.iloc[0]) == "equivalent within 1 point"
-    assert verdict_class(found.iloc[0]) == ""
+    _, table = compared(made({"CLIP": 0.4, "DiffCLIP": 0.4}, noise=0.0005))
+    assert verdict_text(table.iloc[0]) == "equivalent within 1 point"
+    assert verdict_class(table.iloc[0]) == ""
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,19 @@ def test_a_larger_value_is_not_always_better(metric, word):
             about = {"model": model, "seed": seed, "weights": model}
             records.append(one(about, "focus", "pets", metric, level + seed * len(model) / 1000))
     results = results_from(records)
-    found = compare(results, list(results.records["measure"].unique()), contrasts_of(results))
-    assert found["verdict"].tolist() == [word]
+    table = compare(results, list(results.records["measure"].unique()), contrasts_of(results))
+    assert table["verdict"].tolist() == [word]
     # these records have no chance level, so the verdict says nothing about chance
-    assert verdict_text(found.iloc[0]) == word
+    assert verdict_text(table.iloc[0]) == word
 
 
 def test_one_run_per_model_gives_no_verdict():
-    results, found = compared(made({"CLIP": 0.2, "DiffCLIP": 0.6}, seeds=(0,)))
-    assert set(found["verdict"]) == {"one run"}
-    assert found["p"].isna().all()
-    said = headline(results, found)
-    assert said.endswith("One run each: another seed or processor can turn this around.")
-    assert "better" not in said
+    results, table = compared(made({"CLIP": 0.2, "DiffCLIP": 0.6}, seeds=(0,)))
+    assert set(table["verdict"]) == {"one run"}
+    assert table["p"].isna().all()
+    text = headline(results, table)
+    assert text.endswith("One run each: another seed or processor can turn this around.")
+    assert "better" not in text
 
 
 def test_a_study_has_one_primary_endpoint(tmp_path):
@@ -89,19 +89,19 @@ def test_a_study_has_one_primary_endpoint(tmp_path):
     measure, pair = primary_of(results)
     assert pair == ("DiffCLIP", "CLIP")
     assert contrasts_of(results) == [("DiffCLIP", "CLIP"), ("DiffCLIP-vision", "CLIP")]
-    found = compare(results, [measure, *headlines(results.records)[:2]], [pair])
-    assert found["primary"].tolist() == [True, False, False]
-    assert found["p_holm"][0] == found["p"][0]
-    assert "the primary endpoint" in headline(results, found)
-    assert "3 seeds): better" in headline(results, found)
+    table = compare(results, [measure, *headlines(results.records)[:2]], [pair])
+    assert table["primary"].tolist() == [True, False, False]
+    assert table["p_holm"][0] == table["p"][0]
+    assert "the primary endpoint" in headline(results, table)
+    assert "3 seeds): better" in headline(results, table)
     study = results.study | {"models": results.study["models"] | {"seeds": [*range(4)]}}
     ends = pd.DataFrame({"arm": ["CLIP", "DiffCLIP"] * 4, "seed": [n // 2 for n in range(8)]})
     ends = ends.assign(group="models", run="models/CLIP-s3", diverged=7 * [None] + [9])
-    ended, going = (replace(results, study=study, runs=runs) for runs in (ends, ends[:6]))
+    ended, unfinished = (replace(results, study=study, runs=runs) for runs in (ends, ends[:6]))
     assert "3 seeds, CLIP-s3 diverged): better" in headline(ended, compare(ended, [measure], [pair]))
-    partial = compare(going, [measure, *headlines(results.records)[:1]], [pair])
-    assert headline(going, partial).endswith("3 seeds, 2 runs to come): unfinished.")
-    assert comparison_table(going, partial, "").frame["verdict"][0] == "unfinished"
+    partial = compare(unfinished, [measure, *headlines(results.records)[:1]], [pair])
+    assert headline(unfinished, partial).endswith("3 seeds, 2 runs to come): unfinished.")
+    assert comparison_table(unfinished, partial, "").frame["verdict"][0] == "unfinished"
     results.study["primary"]["alone"] = False  # the endpoint spans several studies
     assert not compare(results, [measure], [pair])["primary"].any()
 
@@ -109,11 +109,11 @@ def test_a_study_has_one_primary_endpoint(tmp_path):
 def test_values_are_means_over_the_seeds_that_both_models_have():
     records = made({"CLIP": 0.4, "DiffCLIP": 0.45}, noise=0.02)
     fewer = [record for record in records if (record.model, record.seed) != ("CLIP", 0)]
-    results, found = compared(fewer)
-    differences = found["model_value"] - found["base_value"]
-    assert differences.tolist() == pytest.approx(found["difference"].tolist())
-    some = found.assign(seeds=[2, *[3] * (len(found) - 1)])
-    assert comparison_table(results, some, "").frame["seeds"][:2].tolist() == ["2", "3"]
+    results, table = compared(fewer)
+    differences = table["model_value"] - table["base_value"]
+    assert differences.tolist() == pytest.approx(table["difference"].tolist())
+    modified = table.assign(seeds=[2, *[3] * (len(table) - 1)])
+    assert comparison_table(results, modified, "").frame["seeds"][:2].tolist() == ["2", "3"]
 
 
 def test_models_of_each_setting_are_compared_with_the_clip_of_it():
@@ -122,16 +122,16 @@ def test_models_of_each_setting_are_compared_with_the_clip_of_it():
         for rate, level in (("low", 0.4), ("high", 0.5))
         for record in made({"CLIP": level, "DiffCLIP": level})
     ]
-    results, found = compared(records, [{"arm": "CLIP"}, {"arm": "DiffCLIP"}])
+    results, table = compared(records, [{"arm": "CLIP"}, {"arm": "DiffCLIP"}])
     pairs = {(f"DiffCLIP ({rate}/DiffCLIP)", f"CLIP ({rate}/CLIP)") for rate in ("low", "high")}
     assert pairs == set(contrasts_of(results))
-    assert set(found["seeds"]) == {3}
+    assert set(table["seeds"]) == {3}
 
 
 def test_models_with_a_recipe_name_as_prefix_are_compared():
     models = {f"flickr8k_cpu-{name}": level for name, level in {"CLIP": 0.2, "DiffCLIP-vision": 0.3}.items()}
-    found = compared(made(models))[1]
-    assert set(found["model"] + " " + found["against"]) == {"flickr8k_cpu-DiffCLIP-vision flickr8k_cpu-CLIP"}
+    table = compared(made(models))[1]
+    assert set(table["model"] + " " + table["against"]) == {"flickr8k_cpu-DiffCLIP-vision flickr8k_cpu-CLIP"}
 
 
 def test_models_with_different_training_data_are_not_compared():
@@ -150,9 +150,9 @@ def test_models_with_different_training_data_are_not_compared():
 
 
 def test_without_a_clip_nothing_is_compared():
-    results, found = compared(made({"mine": 0.4, "yours": 0.5}))
-    assert found.empty
-    assert "there is no CLIP to compare with" in headline(results, found)
+    results, table = compared(made({"mine": 0.4, "yours": 0.5}))
+    assert table.empty
+    assert "there is no CLIP to compare with" in headline(results, table)
 
 
 def test_claims_and_gains_are_against_the_clip_of_the_same_size(monkeypatch):

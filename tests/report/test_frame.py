@@ -33,8 +33,8 @@ def test_measures_have_readable_labels(fields, facts, label):
 
 def test_headlines_have_one_attack_size_and_blind_pope_comes_last():
     sizes = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-    made = [one(ABOUT, "robustness", "cifar10", "adversarial_accuracy", 0.5, epsilon=size) for size in sizes]
-    results = results_from(made)
+    rows = [one(ABOUT, "robustness", "cifar10", "adversarial_accuracy", 0.5, epsilon=size) for size in sizes]
+    results = results_from(rows)
     (headline,) = headlines(results.records)
     fields = measures_of(results.records)
     assert fields["label"].tolist()[1] == "accuracy under attack, ε=0.25/255, CIFAR-10"
@@ -69,10 +69,10 @@ def test_every_task_has_a_headline_and_averages_replace_their_sets():
 
 def test_single_sets_replace_averages_over_different_sets():
     records = []
-    for model, own in (("CLIP", "caltech101"), ("DiffCLIP", "pets")):
+    for model, dataset in (("CLIP", "caltech101"), ("DiffCLIP", "pets")):
         about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
-        records += [one(about, "zero-shot", name, "acc1", 0.5) for name in ("cifar10", own)]
-        records.append(one(about, "six-tasks", "zero-shot", "average", 0.5, of=("cifar10", own)))
+        records += [one(about, "zero-shot", name, "acc1", 0.5) for name in ("cifar10", dataset)]
+        records.append(one(about, "six-tasks", "zero-shot", "average", 0.5, of=("cifar10", dataset)))
         records.append(one(about, "six-tasks", "few-shot", "average", 0.5, of=("cifar10",)))
         records.append(one(about, "few-shot", "cifar10", "acc1", 0.5))
     frame = results_from(records).records
@@ -87,11 +87,11 @@ def test_labels_name_splits_and_templates_if_there_are_several():
     facts = [{}, {"split": "val"}, {"templates": 7}, {"templates": 80}]
     sets = ("flickr8k", "flickr8k", "imagenet1k", "imagenet1k")
     tasks = [("retrieval", "mean_recall")] * 2 + [("zero-shot", "acc1")] * 2
-    found = [
-        one(ABOUT, task, name, metric, 0.5, **more)
-        for (task, metric), name, more in zip(tasks, sets, facts, strict=True)
+    records = [
+        one(ABOUT, task, name, metric, 0.5, **fields)
+        for (task, metric), name, fields in zip(tasks, sets, facts, strict=True)
     ]
-    assert list(measures_of(results_from(found).records)["label"]) == [
+    assert list(measures_of(results_from(records).records)["label"]) == [
         "mean recall, Flickr8k, test",
         "mean recall, Flickr8k, val",
         "zero-shot top-1, ImageNet, 7 templates",
@@ -107,16 +107,16 @@ def test_equal_model_names_get_suffixes_and_equal_records_count_once():
     first, second = made({"CLIP": 0.4}, seeds=(0,)), made({"CLIP": 0.4}, seeds=(0,))
     assert results_from(first + first).models == ["CLIP"]
     assert len(results_from(first + first).records) == len(first)
-    other = [record.model_copy(update={"weights": "runs/other-s0/checkpoints/best"}) for record in second]
-    assert results_from(first + other).models == ["CLIP (CLIP-s0)", "CLIP (other-s0)"]
-    told = ("zero-shot", "cifar10", "acc1", 0.5)
+    copies = [record.model_copy(update={"weights": "runs/other-s0/checkpoints/best"}) for record in second]
+    assert results_from(first + copies).models == ["CLIP (CLIP-s0)", "CLIP (other-s0)"]
+    fields = ("zero-shot", "cifar10", "acc1", 0.5)
     runs = [
-        one(ABOUT | {"weights": f"runs/{data}/CLIP-s0/checkpoints/best"}, *told, steps=steps)
+        one(ABOUT | {"weights": f"runs/{data}/CLIP-s0/checkpoints/best"}, *fields, steps=steps)
         for data, steps in (("cc3m", 1000), ("cc12m", 4000))
     ]
     assert results_from(runs).models == ["CLIP (cc3m/CLIP-s0)", "CLIP (cc12m/CLIP-s0)"]
     names = ("checkpoints/epoch_1.pt", "checkpoints/epoch_2.pt")
-    files = [one(ABOUT | {"seed": None, "weights": name}, *told) for name in names]
+    files = [one(ABOUT | {"seed": None, "weights": name}, *fields) for name in names]
     assert results_from(files).models == ["CLIP (epoch_1.pt)", "CLIP (epoch_2.pt)"]
 
 

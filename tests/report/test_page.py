@@ -79,9 +79,9 @@ def test_one_run_per_model_has_no_verdict_no_color_and_no_p(tmp_path):
 
 def test_committed_results_make_a_report() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "results" / "vlm_scenes"
-    made = build_report(read_results([folder]), [folder], printed=True)
-    assert made.headline
-    assert made.table is not None
+    report = build_report(read_results([folder]), [folder], printed=True)
+    assert report.headline
+    assert report.table is not None
 
 
 def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
@@ -116,7 +116,7 @@ def test_paper_tables_have_rows_of_the_paper_beside_ours(tmp_path):
     assert "other data" not in tables["classification"].note
     # a set with a validation split has no draws
     drawn = [record for record in made(LEVELS, draws=3) if record.dataset != "caltech101"]
-    whole = [one.model_copy(update={"draw": None}) for one in made(LEVELS) if one.dataset == "caltech101"]
+    whole = [row.model_copy(update={"draw": None}) for row in made(LEVELS) if row.dataset == "caltech101"]
     tables = {table.name: table for table in paper_tables(results_from(whole + drawn))}
     spread = tables["linear_probe_spread"].frame
     assert spread.iloc[0]["Caltech-101"].endswith("± 0.0")

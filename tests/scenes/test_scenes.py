@@ -47,8 +47,8 @@ def test_an_object_shows_its_named_color_and_no_other():
             if thing.texture != "plain" or thing.detail is not None or thing.shape == "flower":
                 continue
             pixels = scene.image[thing.mask].astype(float)
-            shown = np.median(pixels, axis=0)
-            assert names[int(np.abs(palette - shown).sum(axis=1).argmin())] == thing.color
+            median = np.median(pixels, axis=0)
+            assert names[int(np.abs(palette - median).sum(axis=1).argmin())] == thing.color
 
 
 def test_orientation_is_where_the_shape_points():
@@ -66,7 +66,7 @@ def test_orientation_is_where_the_shape_points():
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "plain"])
 def test_a_shift_keeps_geometry_and_labels(style):
     for index in range(25):
-        plain, shifted = (draw_scene(index, split="test", style=one) for one in ("plain", style))
+        plain, shifted = (draw_scene(index, split="test", style=name) for name in ("plain", style))
         assert not np.array_equal(plain.image, shifted.image)
         assert np.array_equal(plain.index_mask, shifted.index_mask)
         assert [t.shape for t in plain.objects] == [t.shape for t in shifted.objects]
@@ -85,13 +85,13 @@ def test_scenes_match_the_recorded_hash_and_means():
         for style in STYLES
         for index in range(8)
     ]
-    said = [
-        [one.captions, one.background, [(thing.shape, thing.color, thing.box) for thing in one.objects]]
-        for one in scenes
+    contents = [
+        [scene.captions, scene.background, [(thing.shape, thing.color, thing.box) for thing in scene.objects]]
+        for scene in scenes
     ]
     pairs = [minimal_pair(pattern, index, seed=3, size=32) for pattern in PATTERNS for index in range(4)]
-    asked = [vars(one) for topic in TOPICS for how in NEGATIVES for one in questions(20, how, 3, topic)]
-    text = json.dumps([said, [pair.statements for pair in pairs], asked])
+    asked = [vars(entry) for topic in TOPICS for kind in NEGATIVES for entry in questions(20, kind, 3, topic)]
+    text = json.dumps([contents, [pair.statements for pair in pairs], asked])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "cba6643be226b285"
     # pixels may differ in the last bit between processors
     means = [np.mean([scene.image for scene in scenes]), np.mean([pair.images for pair in pairs])]
@@ -146,9 +146,10 @@ def test_more_and_nearer_objects_cover_more_pixels():
             if color not in ("red", "blue", "purple", "pink", "turquoise", "green"):
                 continue
             areas = [area(image, color) for image in pair.images]
-            more = ("two", "three", "four", "close", "front")
+            order = ("two", "three", "four", "close", "front")
             ranks = [
-                max([0, *(more.index(w) + 1 for w in text.split() if w in more)]) for text in pair.statements
+                max([0, *(order.index(w) + 1 for w in text.split() if w in order)])
+                for text in pair.statements
             ]
             assert (areas[0] > areas[1]) == (ranks[0] > ranks[1]), pair.statements
 

@@ -65,14 +65,14 @@ FORM = re.compile(
 
 def matching(scene, said):
     """The objects that a noun phrase could mean."""
-    told = {
+    attributes = {
         "shape": PLURALS.get(said["noun"], said["noun"]),
         "size": said["size"] and said["size"].removesuffix("-sized"),
         "texture": said["texture"],
         "color": said["color"],
         "orientation": STANDING.get(said["standing"]) or POINTING.get(said["pointing"]),
     }
-    wanted = [(name, value) for name, value in told.items() if value is not None]
+    wanted = [(name, value) for name, value in attributes.items() if value is not None]
     if said["texture"] == "plain":
         wanted.append(("detail", None))
     if said["before"]:
@@ -98,16 +98,16 @@ def check_place(scene, thing, place):
 
 def check_thing(scene, match):
     """Check a noun phrase: its words, its grammar, and that its count is the number of objects it matches."""
-    text, said = match.group(), match.groupdict()
-    count = COUNTS[said["count"]]
-    assert (said["noun"] in PLURALS) == (count > 1), text
-    if said["count"] in ("a", "an"):
-        assert (text.split()[1][0] in "aeiou") == (said["count"] == "an"), text
-    things = matching(scene, said)
+    text, groups = match.group(), match.groupdict()
+    count = COUNTS[groups["count"]]
+    assert (groups["noun"] in PLURALS) == (count > 1), text
+    if groups["count"] in ("a", "an"):
+        assert (text.split()[1][0] in "aeiou") == (groups["count"] == "an"), text
+    things = matching(scene, groups)
     assert len(things) == count, text
-    if said["place"]:
+    if groups["place"]:
         for thing in things:
-            check_place(scene, thing, said["place"])
+            check_place(scene, thing, groups["place"])
     return things
 
 
@@ -123,22 +123,22 @@ def check(scene, caption):
     assert all(GROUNDS[ground] == scene.background for ground in GROUND.findall(caption))
     text = GROUND.sub("G", caption)
     things = [check_thing(scene, match) for match in THING.finditer(text)]
-    told = [thing for some in things for thing in some]
-    assert len({id(thing) for thing in told}) == len(told), "something is told twice"
+    listed = [thing for group in things for thing in group]
+    assert len({id(thing) for thing in listed}) == len(listed), "something is told twice"
     form = FORM.fullmatch(THING.sub("X", text))
     assert form, "not a sentence"
     assert not re.search(r"there (is (two|three|four)|are an?) ", caption)
     if form["relation"]:
-        check_relation(*told, form["relation"])
+        check_relation(*listed, form["relation"])
     if form["place"]:
-        check_place(scene, *told, form["place"])
+        check_place(scene, *listed, form["place"])
     if form["count"]:
-        assert COUNTS[form["count"]] == len(told) == len(scene.objects)
-        assert form["color"] is None or {thing.color for thing in told} == {form["color"]}
+        assert COUNTS[form["count"]] == len(listed) == len(scene.objects)
+        assert form["color"] is None or {thing.color for thing in listed} == {form["color"]}
     if form["colors"]:
         parts = [part.split() for part in re.split(r", | and ", form["colors"])]
-        assert {color: COUNTS[number] for number, color in parts} == Counter(thing.color for thing in told)
-        assert len(told) == len(scene.objects)
+        assert {color: COUNTS[number] for number, color in parts} == Counter(thing.color for thing in listed)
+        assert len(listed) == len(scene.objects)
 
 
 @pytest.mark.parametrize(("style", "count"), [("plain", 600), ("sketch", 200)])

@@ -128,12 +128,12 @@ def test_workers_and_kills_do_not_change_the_files(folder, tmp_path):
     with pytest.raises(Killed):
         write_scenes(target, **SETTINGS, progress=kill)
     first = target / "captions" / "train" / "0.tar"
-    finished = first.stat().st_mtime_ns
+    modified = first.stat().st_mtime_ns
     steps = []
     assert write_scenes(target, **SETTINGS, progress=lambda *step: steps.append(step), workers=2)
-    assert first.stat().st_mtime_ns == finished, "what was finished is kept"
+    assert first.stat().st_mtime_ns == modified, "what was finished is kept"
     assert contents(target) == contents(folder)
-    assert sum(more for _, more, _ in steps) == steps[0][2]
+    assert sum(count for _, count, _ in steps) == steps[0][2]
     (target / "shapes" / "test" / "0.tar").unlink()
     assert write_scenes(target, **SETTINGS)
     assert contents(target) == contents(folder), "a lost file is drawn again"
@@ -146,11 +146,11 @@ def test_concurrent_processes_draw_the_same_set_once(folder, tmp_path):
     def draw():
         drawn.put(write_scenes(tmp_path / "set", **SETTINGS))
 
-    both = [context.Process(target=draw) for _ in range(2)]
-    for process in both:
+    processes = [context.Process(target=draw) for _ in range(2)]
+    for process in processes:
         process.start()
-    assert sorted(drawn.get() for _ in both) == [False, True]
-    for process in both:
+    assert sorted(drawn.get() for _ in processes) == [False, True]
+    for process in processes:
         process.join()
     assert contents(tmp_path / "set") == contents(folder)
 

@@ -35,10 +35,10 @@ def loaded(model_folder):
 @pytest.fixture
 def folder(tmp_path):
     """Twelve images at three depths."""
-    place = tmp_path / "my images"
+    root = tmp_path / "my images"
     for number in range(12):
-        draw(place / ("", "more/", "more/ü ñ/")[number % 3] / f"{number:02d}.png", number)
-    return place
+        draw(root / ("", "more/", "more/ü ñ/")[number % 3] / f"{number:02d}.png", number)
+    return root
 
 
 @pytest.fixture
@@ -95,38 +95,38 @@ def test_files_are_read_again_only_when_they_change(index, folder, loaded, monke
     (folder / "empty.jpg").touch()
     (folder / "text.jpg").write_text("not an image")
     (folder / "cut.png").write_bytes((folder / "00.png").read_bytes()[:60])
-    done = index.update(batch_size=2, workers=2)
-    assert [fault.name for fault in done.faults] == ["cut.png", "empty.jpg", "text.jpg"]
-    assert str(done.faults[1]).startswith("empty.jpg is empty (0 bytes)")
-    assert (done.added, done.total) == (12, 12)
+    stats = index.update(batch_size=2, workers=2)
+    assert [fault.name for fault in stats.faults] == ["cut.png", "empty.jpg", "text.jpg"]
+    assert str(stats.faults[1]).startswith("empty.jpg is empty (0 bytes)")
+    assert (stats.added, stats.total) == (12, 12)
     with monkeypatch.context() as patched:
         patched.setattr(diffclip.search.index, "read_image", None)
-        assert index.update() == Update(0, 0, 0, done.faults, 12)
-        assert ImageIndex(folder, loaded).update() == Update(0, 0, 0, done.faults, 12)
+        assert index.update() == Update(0, 0, 0, stats.faults, 12)
+        assert ImageIndex(folder, loaded).update() == Update(0, 0, 0, stats.faults, 12)
     draw(folder / "cut.png", 61)
     (folder / "empty.jpg").unlink()
-    done = index.update()
-    assert (done.changed, done.removed, [fault.name for fault in done.faults]) == (1, 1, ["text.jpg"])
+    stats = index.update()
+    assert (stats.changed, stats.removed, [fault.name for fault in stats.faults]) == (1, 1, ["text.jpg"])
 
 
 def test_file_that_cannot_be_opened_is_tried_again(index, folder, monkeypatch):
     original = diffclip.search.index.read_image
 
-    def refused(path, name=None):
+    def read_or_fail(path, name=None):
         return original(path.with_suffix(".gone"), name) if name == "00.png" else original(path, name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(diffclip.search.index, "read_image", refused)
-        done = index.update()
-    assert (done.total, [fault.name for fault in done.faults]) == (11, ["00.png"])
+        patched.setattr(diffclip.search.index, "read_image", read_or_fail)
+        stats = index.update()
+    assert (stats.total, [fault.name for fault in stats.faults]) == (11, ["00.png"])
     assert index.update().total == 12
 
 
 def test_broken_link_is_reported_until_its_target_exists(index, folder, tmp_path):
     (folder / "gone.png").symlink_to(tmp_path / "unmounted" / "gone.png")
     for added in (12, 0):
-        done = index.update()
-        assert (done.added, done.total, [fault.name for fault in done.faults]) == (added, 12, ["gone.png"])
+        stats = index.update()
+        assert (stats.added, stats.total, [fault.name for fault in stats.faults]) == (added, 12, ["gone.png"])
     draw(tmp_path / "unmounted" / "gone.png", 50)
     assert index.update() == Update(0, 1, 0, [], 13)
 
@@ -143,12 +143,12 @@ def test_faiss_finds_the_same_images(index, folder, loaded, monkeypatch):
 
 def test_each_model_preprocessing_and_folder_has_its_own_index(index, folder, loaded, save_model, tmp_path):
     index.update()
-    other = load_for_use(str(save_model(tmp_path / "other", seed=3)))
+    reseeded = load_for_use(str(save_model(tmp_path / "other", seed=3)))
     larger = load_for_use(loaded.weights, image_size=24)
-    for model in (other, larger):
+    for model in (reseeded, larger):
         assert len(ImageIndex(folder, model)) == 0
     with pytest.raises(InputError, match="is the index of another model"):
-        ImageIndex(folder, other, index.place)
+        ImageIndex(folder, reseeded, index.place)
     # a folder reached by a link is the same folder
     (tmp_path / "link").symlink_to(folder)
     linked = ImageIndex(tmp_path / "link", loaded)
@@ -190,11 +190,11 @@ def test_threads_search_saved_images_and_an_interrupt_keeps_them(index, folder, 
     with pytest.raises(KeyboardInterrupt):
         index.update(progress, batch_size=5)
     assert counts == [0, 5]
-    again = ImageIndex(folder, loaded)
-    assert len(again) == 5
-    assert again.update() == Update(7, 0, 0, [], 12)
-    check(again, loaded, folder)
-    assert len(list(again.place.iterdir())) == 2
+    reopened = ImageIndex(folder, loaded)
+    assert len(reopened) == 5
+    assert reopened.update() == Update(7, 0, 0, [], 12)
+    check(reopened, loaded, folder)
+    assert len(list(reopened.place.iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -227,23 +227,23 @@ def update(folder, loaded, place, workers):
 
 @pytest.mark.slow
 def test_update_resumes_after_repeated_kills_with_the_same_results(loaded, tmp_path):
-    folder, place, chance, count = tmp_path / "many", tmp_path / "killed", random.Random(0), 150
+    folder, index_folder, generator, count = tmp_path / "many", tmp_path / "killed", random.Random(0), 150
     for number in range(count):
         draw(folder / f"{number % 7}" / f"{number:03d}.png", number)
-    held = 0
+    saved = 0
     for kill in range(8):
         # a fork starts at once, and a kill ends it like any other process
-        process = get_context("fork").Process(target=update, args=(folder, loaded, place, kill % 2))
+        process = get_context("fork").Process(target=update, args=(folder, loaded, index_folder, kill % 2))
         process.start()
-        time.sleep(0.1 + 0.5 * chance.random())
+        time.sleep(0.1 + 0.5 * generator.random())
         process.kill()
         process.join()
-        now = len(ImageIndex(folder, loaded, place))
-        assert now >= held
-        held = now
-    assert held > 0
-    index = ImageIndex(folder, loaded, place)
-    assert index.update() == Update(count - held, 0, 0, [], count)
+        indexed = len(ImageIndex(folder, loaded, index_folder))
+        assert indexed >= saved
+        saved = indexed
+    assert saved > 0
+    index = ImageIndex(folder, loaded, index_folder)
+    assert index.update() == Update(count - saved, 0, 0, [], count)
     whole = ImageIndex(folder, loaded, tmp_path / "whole")
     whole.update()
     wanted = {hit.path: hit.score for hit in whole.search_text("a red square", count)}

@@ -96,11 +96,11 @@ def test_finished_run_is_recognized_by_settings_not_by_data_folder(study_file, t
 def test_folder_of_another_study_is_refused_with_the_differing_key(study_file, tmp_path) -> None:
     out = tmp_path / "out"
     StudyFolder(out).claim(read_study(study_file()))
-    more = {**STUDY["models"], "seeds": [0, 1, 2]}  # type: ignore[dict-item]
-    larger = study_file(models=more, ablations=ABLATIONS, title="More", margin=0.02)
+    models = {**STUDY["models"], "seeds": [0, 1, 2]}  # type: ignore[dict-item]
+    larger = study_file(models=models, ablations=ABLATIONS, title="More", margin=0.02)
     StudyFolder(out).claim(read_study(larger))
     assert (out / "study.yaml").read_text() == read_study("tiny_study.yaml").to_yaml()
-    for changes, told in (
+    for changes, message in (
         ({"data": "flickr30k"}, 'data="flickr8k", not "flickr30k"'),
         ({"scenes": {"train": 8, "val": 8, "size": 32}}, "scenes=null, not "),
         ({"change": {"epochs": 7}}, "change.epochs=null, not 7"),
@@ -108,9 +108,9 @@ def test_folder_of_another_study_is_refused_with_the_differing_key(study_file, t
             {"primary": {"task": "zero-shot", "dataset": "cifar10", "metric": "acc1"}},
             'primary.task="validation", not "zero-shot"',
         ),
-        ({"models": {**more, "suite": "quick"}}, 'models.suite="brief", not "quick"'),
+        ({"models": {**models, "suite": "quick"}}, 'models.suite="brief", not "quick"'),
     ):
-        with pytest.raises(InputError, match=rf"{told}.*: choose another --output and other --runs"):
+        with pytest.raises(InputError, match=rf"{message}.*: choose another --output and other --runs"):
             StudyFolder(out).check(read_study(study_file(**changes)))
     (out / "study.yaml").write_text("models: [")
     with pytest.raises(InputError, match="is not YAML"):
@@ -134,8 +134,8 @@ def test_adding_a_run_recomputes_the_averages_of_all_runs(tmp_path: Path) -> Non
     write_records(tmp_path / "results.jsonl", [first, old])
     line = {"run": "models/CLIP-s1", "arm": "CLIP", "seed": 1, "group": "models"}
     StudyFolder(tmp_path).add(line, [second], {})
-    averages = [one for one in read_records(tmp_path / "results.jsonl") if one.task == "six-tasks"]
-    assert [(one.seed, one.of) for one in averages] == [(n, ("flickr8k, val[500:]",)) for n in (0, 1)]
+    averages = [record for record in read_records(tmp_path / "results.jsonl") if record.task == "six-tasks"]
+    assert [(mean.seed, mean.of) for mean in averages] == [(n, ("flickr8k, val[500:]",)) for n in (0, 1)]
 
 
 def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip_study, tmp_path) -> None:
@@ -149,8 +149,8 @@ def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip
     for run, score in zip(runs, (0.40, 0.41, 0.42, 0.45), strict=True):
         write_finished(tmp_path / "pilot", run, score)
     write_finished(tmp_path / "out", runs[0], 0.4)
-    more = ("--workers", 2, "--dry-run", "--pilot", tmp_path / "pilot", "models.seeds=[0,1,2,3,4,5]")
-    ended = diffclip_study(file, *more)
+    options = ("--workers", 2, "--dry-run", "--pilot", tmp_path / "pilot", "models.seeds=[0,1,2,3,4,5]")
+    ended = diffclip_study(file, *options)
     assert "1 of 12 runs are finished; the others take about 8 min, 2 at a time on cpu" in ended.stdout
     assert "primary: DiffCLIP − CLIP, validation score, Flickr8k" in ended.stdout
     rows = [line.split() for line in ended.stdout.splitlines()]
@@ -201,9 +201,9 @@ def test_packaged_studies_make_a_plan_and_state_answers_and_cost(name: str, tmp_
     assert read_study(again) == study
     file = Path(__file__).parents[2] / "recipes" / "study" / f"{name}.yaml"
     head = "".join(line for line in file.read_text().splitlines(True) if line.startswith("#"))
-    places = [head.find(f"# {word}: ") for word in ("Answers", "Command", "Cost")]
-    assert places[0] == 0
-    assert places == sorted(places)
+    positions = [head.find(f"# {word}: ") for word in ("Answers", "Command", "Cost")]
+    assert positions[0] == 0
+    assert positions == sorted(positions)
 
 
 def test_primary_comparison_and_contrasts_have_defaults(study_file: Callable[..., Path]) -> None:

@@ -38,8 +38,8 @@ def test_missing_data_is_listed_in_one_line_before_any_run(study_file, tmp_path:
     assert "0 of 6 runs are finished" in ended.stdout
     assert ended.stderr.startswith("diffclip: missing in ")
     assert ended.stderr.count("\n") == 1
-    for told in ("flickr8k/train, the train split", "cifar10, ", "caltech101, "):
-        assert told in ended.stderr
+    for message in ("flickr8k/train, the train split", "cifar10, ", "caltech101, "):
+        assert message in ended.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -104,12 +104,12 @@ def _check_files(out: Path) -> None:
     assert line["peak_memory"] > 50_000_000
     frame = load_records(out)
     assert set(frame["model"]) == {"CLIP", "DiffCLIP", "DiffCLIP-no-norm"}
-    mine = frame[frame["model"] == "DiffCLIP"]
-    assert set(mine["weights"].dropna()) == {"models/DiffCLIP-s0/checkpoints/best"}
-    assert {"retrieval", "zero-shot", "validation", "training", "cost"} <= set(mine["task"])
-    (score,) = mine[(mine["task"] == "validation") & (mine["metric"] == "score")]["value"]
+    rows = frame[frame["model"] == "DiffCLIP"]
+    assert set(rows["weights"].dropna()) == {"models/DiffCLIP-s0/checkpoints/best"}
+    assert {"retrieval", "zero-shot", "validation", "training", "cost"} <= set(rows["task"])
+    (score,) = rows[(rows["task"] == "validation") & (rows["metric"] == "score")]["value"]
     assert score == line["score"]
-    lambdas = mine[mine["metric"] == "lambda"]
+    lambdas = rows[rows["metric"] == "lambda"]
     assert list(zip(lambdas["map"], lambdas["layer"], strict=True)) == [("vision", 1), ("text", 1)]
     curves = {curve["run"]: curve for curve in read_lines(out / "curves.jsonl")}
     assert list(curves) == ["models/CLIP-s0", "models/DiffCLIP-s0", "ablations/DiffCLIP-no-norm-s0"]
@@ -150,7 +150,7 @@ def test_run_that_does_not_stop_in_time_is_killed(study_file, diffclip_study, mo
     assert ended.stdout.endswith("0 of 4 runs done, the same command goes on\n")
 
 
-def _command_of_its_own(words: list[str]) -> None:
+def _run_in_session(words: list[str]) -> None:
     """Run `diffclip WORDS` in a new session."""
     os.setsid()
     sys.argv = ["diffclip", *words]
@@ -167,11 +167,11 @@ def test_killed_and_interrupted_study_resumes_to_the_same_results(
 
     def words(name: str) -> list[str]:
         folders = {"--data": data, "--runs": tmp_path / name / "runs", "--output": tmp_path / name / "out"}
-        given = (str(word) for pair in folders.items() for word in pair)
-        return ["study", str(file), "--workers", "2", *given]
+        arguments = (str(word) for pair in folders.items() for word in pair)
+        return ["study", str(file), "--workers", "2", *arguments]
 
     def start() -> ForkServerProcess:
-        return forked.begin(log, _command_of_its_own, words("cut"))
+        return forked.begin(log, _run_in_session, words("cut"))
 
     def wait_for(seen: Callable[[], bool], process: ForkServerProcess) -> None:
         deadline = time.monotonic() + 400
@@ -180,24 +180,24 @@ def test_killed_and_interrupted_study_resumes_to_the_same_results(
             assert time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.01)
 
-    def finished() -> int:
+    def count_finished() -> int:
         return len(read_lines(out / "runs.jsonl"))
 
     process = start()
     wait_for(lambda: any((path / "checkpoints" / "last").exists() for path in runs.glob("*/*")), process)
     process.kill()  # its child processes end with it
     process.join()
-    assert finished() == 0
+    assert count_finished() == 0
 
     process = start()
-    wait_for(lambda: finished() >= 1, process)
+    wait_for(lambda: count_finished() >= 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C, which reaches all processes
     process.join(200)
     assert process.exitcode == 130, log.read_text()[-3000:]
     assert "of 6 runs done, the same command goes on" in log.read_text()
 
-    process, before = start(), finished()
-    wait_for(lambda: finished() > before, process)
+    process, before = start(), count_finished()
+    wait_for(lambda: count_finished() > before, process)
     os.killpg(process.pid, signal.SIGTERM)  # as `timeout` and SLURM do
     process.join(200)
     assert process.exitcode == 75, log.read_text()[-3000:]
@@ -215,8 +215,8 @@ def test_killed_and_interrupted_study_resumes_to_the_same_results(
     values = []
     for folder in (out, tmp_path / "whole" / "out"):
         frame = load_records(folder)
-        kept = frame[frame["task"] != "cost"].sort_values(["model", "seed"], kind="stable")
-        values.append(kept["value"].tolist())
+        rows = frame[frame["task"] != "cost"].sort_values(["model", "seed"], kind="stable")
+        values.append(rows["value"].tolist())
     assert values[0] == values[1]
 
 
@@ -264,15 +264,15 @@ def test_every_arm_is_timed_and_a_file_is_written(study_file: Callable[..., Path
     study = read_study(study_file(ablations=ABLATIONS, change={"precision": "bf16"}))
     assert read_timing(tmp_path) == {}
     threads = torch.get_num_threads()
-    found = time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
+    timing = time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
     assert torch.get_num_threads() == threads
-    assert list(found["arms"]) == ["CLIP", "DiffCLIP", "DiffCLIP-no-norm"]
-    assert (found["rounds"], found["threads"], found["batch_size"]) == (3, 1, 16)
-    for arm in found["arms"].values():
+    assert list(timing["arms"]) == ["CLIP", "DiffCLIP", "DiffCLIP-no-norm"]
+    assert (timing["rounds"], timing["threads"], timing["batch_size"]) == (3, 1, 16)
+    for arm in timing["arms"].values():
         assert arm["milliseconds"] > 0
         assert 0 < arm["low"] <= arm["ratio"] <= arm["high"]
-    assert [found["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
-    assert read_timing(tmp_path) == found["arms"]
+    assert [timing["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
+    assert read_timing(tmp_path) == timing["arms"]
 
 
 def test_arm_that_cannot_be_timed_is_an_error(study_file, monkeypatch, tmp_path: Path) -> None:
@@ -284,10 +284,10 @@ def test_arm_that_cannot_be_timed_is_an_error(study_file, monkeypatch, tmp_path:
 
 def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
     """A machine that slows down from round to round does not change the ratios."""
-    found = time_of([12.0, 26.0, 44.0], baseline=[10.0, 20.0, 40.0])
-    assert found == {"milliseconds": 26.0, "ratio": 1.2, "low": 1.1, "high": 1.3}
+    timing = time_of([12.0, 26.0, 44.0], baseline=[10.0, 20.0, 40.0])
+    assert timing == {"milliseconds": 26.0, "ratio": 1.2, "low": 1.1, "high": 1.3}
     # the interval of the median of 15 values goes from the 4th to the 12th (Conover 1999, section 3.2)
-    fifteen = time_of([float(own) for own in range(15)], [1.0] * 15)
+    fifteen = time_of([float(number) for number in range(15)], [1.0] * 15)
     assert [fifteen[key] for key in ("low", "ratio", "high")] == [3, 7, 11]
 
 
@@ -296,17 +296,17 @@ def test_part_continues_from_the_results_of_the_part_before(study_file, data: Pa
     recipe = str(tmp_path / "tiny.yaml")
     file = study_file(sweep=None, ablations=ABLATIONS, models=ONE_SEED, recipe=recipe)
 
-    def part(name: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def run_part(name: str, *more: str) -> subprocess.CompletedProcess[str]:
         words = [f"PYTHON={sys.executable}", f"DATA={data}", "DEVICE=cpu", f"STUDY={file}"]
         words += [f"OUT={tmp_path / name}", f"RUNS={tmp_path / name / 'runs'}", *more]
         command = ["make", "-C", str(Path(__file__).parents[2]), "study-gpu", *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    first = part("a", "SET=ablations=null")
+    first = run_part("a", "SET=ablations=null")
     assert first.returncode == 0, first.stderr
-    second = part("b", f"DONE={tmp_path / 'a' / 'study.tgz'}")
+    second = run_part("b", f"DONE={tmp_path / 'a' / 'study.tgz'}")
     assert second.returncode == 0, second.stderr
     started = [line.split(":")[0] for line in second.stderr.splitlines() if ": started" in line]
     assert started == ["ablations/DiffCLIP-no-norm-s0"]
     assert len(StudyFolder(tmp_path / "b" / "results" / "tiny_study").runs) == 3
-    assert part("c", f"DONE={tmp_path / 'none'}").returncode == 2
+    assert run_part("c", f"DONE={tmp_path / 'none'}").returncode == 2

@@ -43,19 +43,19 @@ def made_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 def gradients_of(model: CLIP) -> dict[str, torch.Tensor]:
     """Return the full gradients by name, also for sharded parameters."""
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {name: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for name, g in found.items()}
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for name, g in grads.items()}
 
 
 def main(output: Path, val: Path, broken: Path) -> None:
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for strategy in ("ddp", "fsdp"):
         fabric = make_fabric(Hardware(strategy=strategy, accelerator="cpu").resolved(), "fp32")
         fabric.launch()
-        told[strategy] = {case: one_step(fabric, *case.split()) for case in CASES}
-        told[strategy]["validation"] = validated(fabric, val)
-        told[strategy]["broken"] = validated(fabric, broken)
-    torch.save(told, output / f"{fabric.global_rank}.pt")
+        results[strategy] = {case: one_step(fabric, *case.split()) for case in CASES}
+        results[strategy]["validation"] = validated(fabric, val)
+        results[strategy]["broken"] = validated(fabric, broken)
+    torch.save(results, output / f"{fabric.global_rank}.pt")
 
 
 def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, An
     average_small(fabric, model)
     accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
     loss_value, accuracy_value = means(fabric, value, accuracy)
-    found = {"loss": loss_value, "accuracy": accuracy_value, "gradients": gradients_of(model)}
-    found["norm"] = clip_gradients(fabric, model, 0.01)
-    return found | {"clipped": gradients_of(model)}
+    result = {"loss": loss_value, "accuracy": accuracy_value, "gradients": gradients_of(model)}
+    result["norm"] = clip_gradients(fabric, model, 0.01)
+    return result | {"clipped": gradients_of(model)}
 
 
 def validated(fabric: Any, val: Path) -> dict[str, Any]:
@@ -85,19 +85,19 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
     recipe = parse_recipe(fields, "test")
 
     def tokenizer(texts: list[str]) -> torch.Tensor:
-        sums = (sum(ord(letter) * place for place, letter in enumerate(text, 1)) for text in texts)
+        sums = (sum(ord(letter) * position for position, letter in enumerate(text, 1)) for text in texts)
         return torch.tensor([[1 + number % 40] * 11 + [49] for number in sums])
 
     def failing(texts: list[str]) -> torch.Tensor:
         raise DiffCLIPError("no tokens today")
 
-    found = validate(fabric, model, data, tokenizer, recipe)
-    told = {"scores": found.scores, "correlation": found.map_correlation, "faults": len(found.faults)}
+    outcome = validate(fabric, model, data, tokenizer, recipe)
+    result = {"scores": outcome.scores, "correlation": outcome.map_correlation, "faults": len(outcome.faults)}
     try:
         validate(fabric, model, data, failing, recipe)
     except DiffCLIPError as error:
-        told["error"] = str(error)
+        result["error"] = str(error)
     # the model is still usable: another training step works
     out = wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))
     fabric.backward(out["image_features"].sum() + out["text_features"].sum())
-    return told | {"finite": bool(out["image_features"].isfinite().all())}
+    return result | {"finite": bool(out["image_features"].isfinite().all())}

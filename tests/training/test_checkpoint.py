@@ -75,11 +75,11 @@ def test_a_kill_while_saving_leaves_the_previous_checkpoint_usable(run, stepped,
     best = run / "checkpoints" / "best"
     best.unlink()
     best.symlink_to("step_00000004")  # a later kill: after the link, before its folder
-    left = run / "checkpoints" / ".new.tmp"
-    left.mkdir()
-    (left / "model.safetensors").write_bytes(b"half")
+    leftover = run / "checkpoints" / ".new.tmp"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
     save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
     assert read_state(best).step == 4
-    kept = {path.name for path in (run / "checkpoints").iterdir()}
-    assert kept == {"last", "previous", "best", "step_00000003", "step_00000004"}
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert names == {"last", "previous", "best", "step_00000003", "step_00000004"}

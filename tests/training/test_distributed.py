@@ -42,11 +42,11 @@ def broken(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def both(scenes: Path, broken: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results that `gradients.py` writes in two processes, by rank, strategy and case."""
     output = tmp_path_factory.mktemp("told")
-    log, given = output / "log", (output, scenes / "val", broken)
-    told = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    told |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}  # as torchrun does
+    log, arguments = output / "log", (output, scenes / "val", broken)
+    variables = {"TORCHELASTIC_RUN_ID": "a", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    variables |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}  # as torchrun does
     ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    processes = [forked.begin(log, gradients.main, *given, **told, **rank) for rank in ranks]
+    processes = [forked.begin(log, gradients.main, *arguments, **variables, **rank) for rank in ranks]
     for process in processes:
         process.join(300)
     assert [process.exitcode for process in processes] == [0, 0], log.read_text()[-2000:]
@@ -66,8 +66,8 @@ def in_one(loss: str) -> tuple[float, float, dict[str, torch.Tensor]]:
     value = make_criterion(loss, True)(**out)
     value.backward()
     scores = out["image_features"] @ out["text_features"].T
-    own = torch.arange(len(scores))
-    accuracy = sum((scores.argmax(dim) == own).float().mean() for dim in (0, 1)) / 2
+    targets = torch.arange(len(scores))
+    accuracy = sum((scores.argmax(dim) == targets).float().mean() for dim in (0, 1)) / 2
     return value.item(), float(accuracy), gradients.gradients_of(model)
 
 
@@ -76,19 +76,19 @@ assert_same = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
 
 @pytest.mark.parametrize("case", [case for case in gradients.CASES if "yes" in case])
 def test_two_processes_match_the_loss_and_gradients_of_one_process(case: str, told: dict[str, Any]) -> None:
-    found, loss = told[case], case.split()[0]
+    result, loss = told[case], case.split()[0]
     value, accuracy, expected = in_one(loss)
-    assert found["loss"] == pytest.approx(value, abs=1e-5)
-    assert found["accuracy"] == pytest.approx(accuracy)
-    assert_same(found["gradients"], expected)
+    assert result["loss"] == pytest.approx(value, abs=1e-5)
+    assert result["accuracy"] == pytest.approx(accuracy)
+    assert_same(result["gradients"], expected)
     # the norm and the clipping cover all gradients together, also if they are sharded
     model = gradients.made_model(loss)
     for name, parameter in model.named_parameters():
         parameter.grad = expected[name].clone()
     norm = clip_gradients(SimpleNamespace(world_size=1), model, 0.01)
-    assert found["norm"].item() == pytest.approx(norm.item(), rel=1e-5)
-    assert_same(found["clipped"], gradients.gradients_of(model))
-    total = torch.nn.utils.get_total_norm(found["clipped"].values())
+    assert result["norm"].item() == pytest.approx(norm.item(), rel=1e-5)
+    assert_same(result["clipped"], gradients.gradients_of(model))
+    total = torch.nn.utils.get_total_norm(result["clipped"].values())
     assert total.item() == pytest.approx(0.01, rel=1e-3)
 
 
@@ -98,8 +98,8 @@ def test_without_gradient_gathering_gathered_features_are_constants(case: str, t
     out = model(*gradients.made_batch())
     images, texts, scale = out["image_features"], out["text_features"], out["logit_scale"]
     with torch.no_grad():  # d/dx of the mean of −log softmax(s·xYᵀ) over both directions, Y held fixed
-        logits, one, rows = scale * images @ texts.T, torch.eye(len(images)), 2 * len(images)
-        to_text, to_image = logits.softmax(1) - one, logits.T.softmax(1) - one
+        logits, identity, rows = scale * images @ texts.T, torch.eye(len(images)), 2 * len(images)
+        to_text, to_image = logits.softmax(1) - identity, logits.T.softmax(1) - identity
         of_images, of_texts = scale * to_text @ texts / rows, scale * to_image @ images / rows
         of_scale = ((to_text * logits).sum() + (to_image * logits.T).sum()) / scale / rows
         loss = (logits.logsumexp(1).mean() + logits.logsumexp(0).mean()) / 2 - logits.diagonal().mean()
@@ -119,61 +119,61 @@ def test_two_processes_validate_like_one_and_both_raise_errors(
     alone["broken"] = gradients.validated(fabric, broken)
     for rank in range(2):
         for case, expected in alone.items():
-            found = both[rank][strategy][case]
-            assert found["scores"] == pytest.approx(expected["scores"])
-            for tower, layers in found["correlation"].items():
+            result = both[rank][strategy][case]
+            assert result["scores"] == pytest.approx(expected["scores"])
+            for tower, layers in result["correlation"].items():
                 assert layers == pytest.approx(expected["correlation"][tower], abs=1e-5)
-            assert found["finite"]
+            assert result["finite"]
         assert both[rank][strategy]["validation"]["error"] == "no tokens today"
-        assert found["correlation"].keys() == {"visual", "text"}
-        assert (found["scores"]["images"], found["faults"]) == (6, 6)
+        assert result["correlation"].keys() == {"visual", "text"}
+        assert (result["scores"]["images"], result["faults"]) == (6, 6)
 
 
 def test_processes_started_by_slurm_or_torchrun_are_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="set MASTER_ADDR"):
         Hardware(nodes=2).resolved()
 
-    def started(**variables: str) -> None:
+    def set_env(**variables: str) -> None:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 
-    started(SLURM_PROCID="5", SLURM_JOB_NAME="train", SLURM_NTASKS="8", SLURM_NNODES="2", SLURM_LOCALID="1")
-    found = Hardware(accelerator="cpu").resolved()
-    assert (found.devices, found.nodes, found.world) == (4, 2, 8)
+    set_env(SLURM_PROCID="5", SLURM_JOB_NAME="train", SLURM_NTASKS="8", SLURM_NNODES="2", SLURM_LOCALID="1")
+    hardware = Hardware(accelerator="cpu").resolved()
+    assert (hardware.devices, hardware.nodes, hardware.world) == (4, 2, 8)
     with pytest.raises(InputError, match="leave --devices and --nodes out"):
         Hardware(8, accelerator="cpu").resolved()
-    started(SLURM_NTASKS="1", SLURM_NNODES="1")  # a batch script without srun
+    set_env(SLURM_NTASKS="1", SLURM_NNODES="1")  # a batch script without srun
     assert Hardware(2, accelerator="cpu").resolved().must_launch
-    started(SLURM_NTASKS="8", SLURM_JOB_NAME="bash")  # an interactive job: this program starts the processes
+    set_env(SLURM_NTASKS="8", SLURM_JOB_NAME="bash")  # an interactive job: this program starts the processes
     assert Hardware(2, accelerator="cpu").resolved().world == 2
-    started(TORCHELASTIC_RUN_ID="a", LOCAL_WORLD_SIZE="2", WORLD_SIZE="6", RANK="3")
-    found = Hardware(accelerator="cpu").resolved()
-    assert (found.devices, found.nodes) == (2, 3)
+    set_env(TORCHELASTIC_RUN_ID="a", LOCAL_WORLD_SIZE="2", WORLD_SIZE="6", RANK="3")
+    hardware = Hardware(accelerator="cpu").resolved()
+    assert (hardware.devices, hardware.nodes) == (2, 3)
 
 
 def test_both_passes_over_a_micro_batch_draw_the_same_drop_paths() -> None:
     """Drop path differs between a batch and its micro-batches, but both passes over a micro-batch must agree."""
     model = gradients.made_model(drop_path=0.5).train()
-    seen: list[torch.Tensor] = []
+    features: list[torch.Tensor] = []
 
     def forward(images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         out = model(images, tokens)
-        seen.append(out["image_features"].detach())
+        features.append(out["image_features"].detach())
         return out
 
     torch.manual_seed(1)
     batch = gradients.made_batch()
     backward_in_parts(forward, make_criterion("clip", True), *batch, torch.Tensor.backward, 4, nullcontext)
-    assert len(seen) == 6
-    for first, second in zip(seen[:3], seen[3:], strict=True):
+    assert len(features) == 6
+    for first, second in zip(features[:3], features[3:], strict=True):
         assert torch.equal(first, second)
-    after = torch.get_rng_state()
+    rng_state = torch.get_rng_state()
     # the random generator is in the same state as after a single pass
     torch.manual_seed(1)
     for part in zip(batch[0].split(4), batch[1].split(4), strict=True):
         model(*part)
-    assert torch.equal(torch.get_rng_state(), after)
-    assert not torch.equal(seen[0], model(batch[0][:4], batch[1][:4])["image_features"])
+    assert torch.equal(torch.get_rng_state(), rng_state)
+    assert not torch.equal(features[0], model(batch[0][:4], batch[1][:4])["image_features"])
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def lines(file: Path) -> list[dict[str, Any]]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_an_input_error_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    told = r"no space left on device while writing .*metrics\.jsonl: free"
-    with pytest.raises(InputError, match=told), RunLogger(tmp_path, "test", 5) as logger:
+    message = r"no space left on device while writing .*metrics\.jsonl: free"
+    with pytest.raises(InputError, match=message), RunLogger(tmp_path, "test", 5) as logger:
         logger.step(record(1))
 
 
@@ -46,15 +46,15 @@ def test_log_lines_show_rate_wait_and_time_left(tmp_path: Path, capsys: pytest.C
         for step in (1, 2, 3):
             logger.step(record(step) | {"data_wait": 0.25})
         logger.validation(VALIDATION)
-    told = capsys.readouterr().err
-    assert "a [b] run: step 3/3  loss 0.500  accuracy 50%  " in told
-    assert " samples/s  data wait 25%  0 s left" in told
-    assert "a [b] run: epoch 1: validation R@5 text→image 50.0%" in told
-    found = lines(tmp_path / "metrics.jsonl")
-    assert [line["seconds_left"] is None for line in found] == [True, False, False]
+    stderr = capsys.readouterr().err
+    assert "a [b] run: step 3/3  loss 0.500  accuracy 50%  " in stderr
+    assert " samples/s  data wait 25%  0 s left" in stderr
+    assert "a [b] run: epoch 1: validation R@5 text→image 50.0%" in stderr
+    records = lines(tmp_path / "metrics.jsonl")
+    assert [line["seconds_left"] is None for line in records] == [True, False, False]
     seconds = (99.4, 100, 3 * 3600 + 290, 26 * 3600, 2.2 * 86400)
     assert [*map(duration, seconds)] == ["99 s", "2 min", "3 h 05 min", "1 d 02 h", "2 d 05 h"]
-    assert found[-1]["seconds_left"] == 0
+    assert records[-1]["seconds_left"] == 0
 
 
 def test_tensorboard_logs_every_step_and_lambda_every_tenth_step(tmp_path: Path) -> None:
@@ -109,16 +109,16 @@ def test_unusable_loggers_are_reported_and_skipped(tmp_path: Path, monkeypatch, 
     monkeypatch.setitem(sys.modules, "wandb", None)
     with RunLogger(tmp_path, "test", 1, wandb="a-project") as logger:
         logger.step(record(1))
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("diffclip: ")]
-    for line, name in zip(told, ("TensorBoard", "Weights & Biases"), strict=True):
+    messages = [line for line in capsys.readouterr().err.splitlines() if line.startswith("diffclip: ")]
+    for line, name in zip(messages, ("TensorBoard", "Weights & Biases"), strict=True):
         assert line.startswith(f"diffclip: {name} cannot be used, the run goes on without it: ")
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1]
 
 
 def test_each_start_records_its_command_and_versions_without_passwords(recipe, tmp_path, monkeypatch) -> None:
     (tmp_path / "about.json").write_text('{"starts": [3')  # damaged
-    words = ["/bin/diffclip", "train", "it.yaml", "data.train=https://mé:pa55@host/é/x.tar?sig=pa55"]
-    monkeypatch.setattr(sys, "argv", words)
+    argv = ["/bin/diffclip", "train", "it.yaml", "data.train=https://mé:pa55@host/é/x.tar?sig=pa55"]
+    monkeypatch.setattr(sys, "argv", argv)
     add_start(tmp_path, describe_start(recipe, {"samples": 40}, {"world": 1, "precision": "fp32"}, 5, 15))
     add_start(tmp_path, {"folder": "caf\udce9"})  # a path that is not UTF-8
     start, second = read_starts(tmp_path)

@@ -89,7 +89,7 @@ def test_a_finished_run_has_all_its_files_and_metrics(finished: Path, recipe: Re
     assert (validations[0]["images"], validations[0]["captions"]) == (12, 60)
     correlation = validations[-1]["map_correlation"]
     assert {tower: len(layers) for tower, layers in correlation.items()} == {"visual": 2, "text": 2}
-    assert all(-1 <= one <= 1 for layers in correlation.values() for one in layers)
+    assert all(-1 <= value <= 1 for layers in correlation.values() for value in layers)
 
 
 def test_training_lowers_the_loss(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_checkpoints_load_and_best_has_the_top_validation_score(finished: Path) 
     best_step = 5 * (1 + scores.index(max(scores)))
     assert (checkpoints / "last").readlink() == Path("step_00000015")
     assert (checkpoints / "best").readlink() == Path(f"step_{best_step:08d}")
-    kept = {path.name for path in checkpoints.iterdir()}
-    assert kept == {"last", "best", "previous", "step_00000010", "step_00000015", f"step_{best_step:08d}"}
+    names = {path.name for path in checkpoints.iterdir()}
+    assert names == {"last", "best", "previous", "step_00000010", "step_00000015", f"step_{best_step:08d}"}
     model, preprocess, tokenizer = diffclip.load(checkpoints / "last")
     assert preprocess.image_size == 32
     assert tokenizer("x").shape == (1, 24)
@@ -121,8 +121,8 @@ def test_another_model_sees_the_same_data_in_the_same_order(recipe: Recipe) -> N
     orders = []
     for model in ("CLIP", "DiffCLIP"):
         loader = open_training_data(changed(recipe, model=model))
-        batches = loader.epoch(1)
-        orders.append([(one.keys, one.images.sum().item(), one.tokens.sum().item()) for one in batches])
+        epoch = loader.epoch(1)
+        orders.append([(batch.keys, batch.images.sum().item(), batch.tokens.sum().item()) for batch in epoch])
     assert orders[0] == orders[1]
 
 
@@ -163,14 +163,14 @@ def test_a_stopped_and_killed_run_resumes_to_identical_results(recipe, tmp_path)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     runner.train(recipe, whole)
     for number, step in ((signal.SIGTERM, 2), (signal.SIGINT, 4)):
-        before = signal.getsignal(number)
+        handler = signal.getsignal(number)
         with pytest.MonkeyPatch.context() as patch:
             before_step(patch, 2, lambda number=number: os.kill(os.getpid(), number))
-            told = rf"asked to stop at step {step}, saved in .*go on with --resume"
-            with pytest.raises(StoppedError, match=told) as error:
+            message = rf"asked to stop at step {step}, saved in .*go on with --resume"
+            with pytest.raises(StoppedError, match=message) as error:
                 runner.train(recipe, cut, resume=True)
         assert error.value.exit_code == 75
-        assert signal.getsignal(number) == before
+        assert signal.getsignal(number) == handler
         assert read_state(cut / "checkpoints" / "last").step == len(lines(cut / "metrics.jsonl")) == step
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, 5, die)
@@ -183,8 +183,8 @@ def test_a_stopped_and_killed_run_resumes_to_identical_results(recipe, tmp_path)
     runner.train(recipe, cut, resume=True)
     for name in ("metrics.jsonl", "validation.jsonl"):
         assert without_times(cut / name) == without_times(whole / name)
-    ends = (run / "checkpoints" / "last" / "model.safetensors" for run in (whole, cut))
-    assert next(ends).read_bytes() == next(ends).read_bytes()
+    files = (run / "checkpoints" / "last" / "model.safetensors" for run in (whole, cut))
+    assert next(files).read_bytes() == next(files).read_bytes()
 
 
 def copied(run: Path, tmp_path: Path) -> Path:
@@ -241,8 +241,8 @@ def test_a_step_that_is_not_finite_stops_the_run(where, step, words, recipe, tmp
         runner.train(recipe, run)
     assert not isinstance(error.value, InputError)
     assert "\n" not in str(error.value)
-    again = pickle.loads(pickle.dumps(error.value))  # as another process gets it
-    assert (str(again), again.step) == (str(error.value), step)
+    copy = pickle.loads(pickle.dumps(error.value))  # as another process gets it
+    assert (str(copy), copy.step) == (str(error.value), step)
     monkeypatch.undo()
     assert runner.train(recipe, run, resume=True).progress.step == 10
 
@@ -280,16 +280,16 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     data = {"train": str(train), "val": str(val), "window": 1}
     outcome = runner.train(changed(recipe, epochs=2, data=data), tmp_path / "run")
     assert (outcome.progress.samples, outcome.progress.step) == (2 * 39, 10)
-    first, second = (Shards([folder / "0.tar"]) for folder in (train, val))
+    train_shards, val_shards = (Shards([folder / "0.tar"]) for folder in (train, val))
     assert [fault.reason for fault in outcome.skipped if fault.name == str(cut)] == [
         "is cut short or broken at byte 1537 of 1537, 1 sample before it kept",
         "holds 1 samples without an image or a caption",
     ]
-    samples = {first.name(3), *(second.name(number) for number in (2, 5, 6))}
+    samples = {train_shards.name(3), *(val_shards.name(number) for number in (2, 5, 6))}
     assert {fault.name for fault in outcome.skipped} == {*samples, str(val / "1.tar"), str(cut)}
     assert len(outcome.skipped) == 7
-    found = lines(tmp_path / "run" / "validation.jsonl")
-    assert [(line["images"], line["captions"]) for line in found] == [(9, 45)] * 2
+    records = lines(tmp_path / "run" / "validation.jsonl")
+    assert [(line["images"], line["captions"]) for line in records] == [(9, 45)] * 2
 
 
 def test_a_dataset_of_only_broken_samples_is_an_error(recipe: Recipe, scenes: Path, tmp_path: Path) -> None:
@@ -325,8 +325,8 @@ def test_bf16_follows_the_fp32_curve_and_the_validation_settings(
 ) -> None:
     recipe = changed(recipe, precision="bf16", validate_every=2, data={"val_range": [2, 8]})
     runner.train(recipe, tmp_path / "run")
-    found = lines(tmp_path / "run" / "validation.jsonl")
-    assert [(line["epoch"], line["images"]) for line in found] == [(2, 6), (3, 6)]
+    records = lines(tmp_path / "run" / "validation.jsonl")
+    assert [(line["epoch"], line["images"]) for line in records] == [(2, 6), (3, 6)]
     exact = [record["loss"] for record in lines(finished / "metrics.jsonl")]
     rounded = [record["loss"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
     assert rounded == pytest.approx(exact, rel=0.05)
@@ -412,10 +412,10 @@ def test_more_epochs_extend_a_run_and_fewer_are_refused(finished, recipe, tmp_pa
 
 
 def hold(run: Path, told: Connection) -> None:
-    held = lock_folder(run)
+    lock = lock_folder(run)
     told.send("held")
     time.sleep(600)
-    held.close()
+    lock.close()
 
 
 def test_a_run_folder_is_locked_while_in_use_and_free_after_a_kill(
@@ -424,11 +424,11 @@ def test_a_run_folder_is_locked_while_in_use_and_free_after_a_kill(
     run = tmp_path / "run"
     run.mkdir()
     fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe(duplex=False)
-    holder = fork.Process(target=hold, args=(run, there))
+    receiver, sender = fork.Pipe(duplex=False)
+    holder = fork.Process(target=hold, args=(run, sender))
     holder.start()
     try:
-        assert here.recv() == "held"
+        assert receiver.recv() == "held"
         with pytest.raises(InputError, match=f"process {holder.pid} on .* trains in .*choose another --run"):
             runner.train(recipe, run)
         assert {path.name for path in run.iterdir()} == {".lock"}
@@ -469,14 +469,14 @@ def test_a_compiled_run_has_the_loss_curve_of_an_uncompiled_run(recipe: Recipe, 
 
 def test_a_stop_signal_before_the_first_step_is_reported(recipe, tmp_path, monkeypatch) -> None:
     recipe, run = changed(recipe, epochs=1), tmp_path / "run"
-    for place, number in (("open_validation_data", signal.SIGINT), ("_open_logger", signal.SIGUSR1)):
+    for name, number in (("open_validation_data", signal.SIGINT), ("_open_logger", signal.SIGUSR1)):
         with monkeypatch.context() as patch:
-            work = getattr(runner, place)
+            work = getattr(runner, name)
             patch.setattr(
-                runner, place, lambda *given, do=work, n=number: (do(*given), os.kill(os.getpid(), n))[0]
+                runner, name, lambda *given, do=work, n=number: (do(*given), os.kill(os.getpid(), n))[0]
             )
-            told = "before its first step: run the command again with --resume"
-            with pytest.raises(StoppedError, match=told) as error:
+            message = "before its first step: run the command again with --resume"
+            with pytest.raises(StoppedError, match=message) as error:
                 runner.train(recipe, run, resume=True)
         assert error.value.exit_code == 75
     assert runner.train(recipe, run, resume=True).progress.step == 5
@@ -500,15 +500,15 @@ def test_training_reads_data_from_a_read_only_folder(recipe, tmp_path, cache_hom
 
 
 def test_a_signal_during_the_imports_stops_the_run(recipe_file: Path, tmp_path: Path) -> None:
-    words = f"-m diffclip.cli train {recipe_file} --run {tmp_path / 'run'}".split()
-    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    arguments = f"-m diffclip.cli train {recipe_file} --run {tmp_path / 'run'}".split()
+    process = subprocess.Popen([sys.executable, *arguments], stderr=subprocess.PIPE, text=True)
     while not catches(process.pid, signal.SIGUSR1):  # the last signal to get its handler
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert told == "diffclip: asked to stop outside of the steps: run the command again with --resume\n"
+    assert stderr == "diffclip: asked to stop outside of the steps: run the command again with --resume\n"
 
 
 def catches(pid: int, number: int) -> bool:
@@ -533,19 +533,19 @@ def test_finetuning_learns_the_second_map_and_resumes_without_the_weights(fields
         recipe = parse_recipe(rest | {"model": "of-weights", "weights": str(start), "epochs": 1}, "test")
         runner.train(recipe, run)
         shutil.rmtree(start)
-        own = read_recipe(run / "recipe.yaml")
-        assert own == recipe
-        assert runner.train(changed(own, epochs=2), run, resume=True).progress.step == 10
+        resolved = read_recipe(run / "recipe.yaml")
+        assert resolved == recipe
+        assert runner.train(changed(resolved, epochs=2), run, resume=True).progress.step == 10
     run = tmp_path / "added"
     first, plain_first = (lines(tmp_path / name / "metrics.jsonl")[0] for name in ("added", "plain"))
     assert first["loss"] == pytest.approx(plain_first["loss"], abs=1e-5)
     before, after = models["added"].state_dict(), diffclip.load(run)[0].state_dict()
-    second = [name for name in before if "q2_proj.weight" in name or "k2_proj.weight" in name]
-    assert len(second) == 8
-    assert not any(torch.equal(before[name], after[name]) for name in second)
+    second_map = [name for name in before if "q2_proj.weight" in name or "k2_proj.weight" in name]
+    assert len(second_map) == 8
+    assert not any(torch.equal(before[name], after[name]) for name in second_map)
     assert all(0 not in values for values in lines(run / "metrics.jsonl")[-1]["lambda"].values())
-    told = lines(run / "validation.jsonl")[-1]["map_correlation"]
-    assert all(len(layers) == 2 for layers in told.values())
+    correlation = lines(run / "validation.jsonl")[-1]["map_correlation"]
+    assert all(len(layers) == 2 for layers in correlation.values())
 
 
 # --- a process that is killed at random moments ---
@@ -583,30 +583,30 @@ def test_a_run_killed_twenty_times_resumes_to_identical_results(recipe, tmp_path
     recipe, draw = changed(recipe, epochs=60, checkpoint_every=2, data={"workers": 1}), random.Random(1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     begin(recipe, whole).join()
-    made, halves = [], 0
+    steps, halves = [], 0
     for number in range(20):
         old = half_written(cut)
         process = begin(recipe, cut)
-        before, wanted = steps_of(cut), draw.choice([0, 1, 1, 2, 3])
-        while process.exitcode is None and steps_of(cut) < before + wanted:
+        before, extra_steps = steps_of(cut), draw.choice([0, 1, 1, 2, 3])
+        while process.exitcode is None and steps_of(cut) < before + extra_steps:
             time.sleep(0.002)
         # kill within a step, a checkpoint or a validation, or during the start
-        time.sleep(draw.uniform(0, 0.3 if wanted else 1.5))
+        time.sleep(draw.uniform(0, 0.3 if extra_steps else 1.5))
         while number % 4 == 0 and process.exitcode is None and half_written(cut) in (0, old):
             pass
         assert process.exitcode is None, cut.with_suffix(".log").read_text()[-2000:]
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
-        made.append(steps_of(cut))
+        steps.append(steps_of(cut))
         halves += half_written(cut) not in (0, old)
-    assert len(set(made)) > 5, made
+    assert len(set(steps)) > 5, steps
     assert halves  # some kills hit a checkpoint while it was being written
     process = begin(recipe, cut)
     process.join()
     assert process.exitcode == 0, cut.with_suffix(".log").read_text()[-2000:]
     for name in ("metrics.jsonl", "validation.jsonl"):
         assert without_times(cut / name) == without_times(whole / name)
-    ends = (run / "checkpoints" / "last" / "model.safetensors" for run in (whole, cut))
-    assert next(ends).read_bytes() == next(ends).read_bytes()
-    kept = {path.name for path in (cut / "checkpoints").iterdir()}
-    assert not [name for name in kept if name.endswith(".tmp")], kept
+    files = (run / "checkpoints" / "last" / "model.safetensors" for run in (whole, cut))
+    assert next(files).read_bytes() == next(files).read_bytes()
+    names = {path.name for path in (cut / "checkpoints").iterdir()}
+    assert not [name for name in names if name.endswith(".tmp")], names

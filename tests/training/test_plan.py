@@ -42,12 +42,12 @@ def paper(**changes: Any) -> Recipe:
 
 
 def test_parameter_counts_match_the_papers_models() -> None:
-    for variant, more in (("DiffCLIP", 9216), ("DiffCLIP-vision", 4608), ("CLIP", 0)):
+    for variant, extra in (("DiffCLIP", 9216), ("DiffCLIP-vision", 4608), ("CLIP", 0)):
         with model_without_weights(named_config(f"{variant}-ViT-B-16")) as model:
             parts = parameters_by_part(model)
         # the published file; the "roughly 0.003 %" more of Section 4.1 is λ and the vision tower's head norms
-        assert sum(parts.values()) == 149_629_185 - 9216 + more
-        assert parts["λ and head norms"] == more
+        assert sum(parts.values()) == 149_629_185 - 9216 + extra
+        assert parts["λ and head norms"] == extra
 
 
 def test_flops_match_open_clips_table_of_models() -> None:
@@ -62,8 +62,8 @@ def test_a_weightless_model_plans_the_memory_of_a_real_model() -> None:
     config, backend = tiny().config(), "eager"
     real = CLIP(config, attention_backend=backend, seed=0).train()
     real.set_grad_checkpointing(True)
-    with model_without_weights(config, backend, again=True) as without:
-        planned = peak_of_pass(without, *make_batch(config, 8), "bf16")
+    with model_without_weights(config, backend, again=True) as weightless:
+        planned = peak_of_pass(weightless, *make_batch(config, 8), "bf16")
     assert planned == peak_of_pass(real, *make_batch(config, 8), "bf16")
 
 
@@ -75,8 +75,8 @@ def test_planned_memory_of_the_loss_matches_a_real_loss(kind: str) -> None:
     if kind == "siglip":
         scalars["logit_bias"] = torch.zeros((), requires_grad=True)
     with LiveBytes() as live:
-        named = dict(zip(("image_features", "text_features"), features, strict=True))
-        make_criterion(kind, True)(**named, **scalars).backward()
+        inputs = dict(zip(("image_features", "text_features"), features, strict=True))
+        make_criterion(kind, True)(**inputs, **scalars).backward()
     parts = plan_run(tiny(loss=kind, batch_size=samples))["memory"]
     planned = (parts["features, all processes"] + parts["logits"]) / 1.05
     # the plan leaves labels out; for siglip, features and logits peak at different times
@@ -85,10 +85,10 @@ def test_planned_memory_of_the_loss_matches_a_real_loss(kind: str) -> None:
 
 def test_fsdp_shards_memory_and_checkpointing_trades_it_for_flops() -> None:
     count = sum(p.numel() for p in CLIP(tiny().config(), seed=0).parameters())
-    whole, shared = (plan_run(tiny(), 8, strategy)["memory"] for strategy in ("ddp", "fsdp"))
-    assert (whole["weights"], whole["gradients"], whole["optimizer"]) == (4 * count, 4 * count, 8 * count)
-    assert shared["optimizer"] == 2 * shared["weights"] == 8 * -(-count // 8)
-    assert shared["gathered weights"] > 0 == whole["gathered weights"]
+    ddp, fsdp = (plan_run(tiny(), 8, strategy)["memory"] for strategy in ("ddp", "fsdp"))
+    assert (ddp["weights"], ddp["gradients"], ddp["optimizer"]) == (4 * count, 4 * count, 8 * count)
+    assert fsdp["optimizer"] == 2 * fsdp["weights"] == 8 * -(-count // 8)
+    assert fsdp["gathered weights"] > 0 == ddp["gathered weights"]
     # with micro-batches, gradients are reduced after the last micro-batch
     assert plan_run(tiny(batch_size=128, micro_batch=8), 8, "fsdp")["memory"]["gradients"] == 4 * count
     plain, again = (plan_run(tiny(batch_size=512, grad_checkpointing=again)) for again in (False, True))
@@ -116,13 +116,13 @@ def test_micro_batches_fit_large_batches_and_advice_names_the_largest() -> None:
     large = {"batch_size": 2**14, "architecture": DEEP}
     plan = plan_run(tiny(**large), gpu="l4")
     assert not plan["fits"]
-    told, _, largest = plan["advice"].removesuffix(" does").partition("micro_batch=")
-    assert told == "does not fit into 22 GiB: "
+    reason, _, largest = plan["advice"].removesuffix(" does").partition("micro_batch=")
+    assert reason == "does not fit into 22 GiB: "
     assert plan_run(tiny(**large, micro_batch=int(largest)), gpu="l4")["fits"]
     assert not plan_run(tiny(**large, micro_batch=2 * int(largest)), gpu="l4")["fits"]
     wide = TINY | {"vision": TINY["vision"] | {"width": 16384, "layers": 1, "heads": 128}}
-    never = plan_run(tiny(architecture=wide, batch_size=2), world=2, gpu="l4")
-    assert "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size" in never["advice"]
+    wide_plan = plan_run(tiny(architecture=wide, batch_size=2), world=2, gpu="l4")
+    assert "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size" in wide_plan["advice"]
 
 
 def test_impossible_plans_are_input_errors() -> None:
@@ -139,14 +139,14 @@ def test_impossible_plans_are_input_errors() -> None:
 @pytest.mark.parametrize("model", ["CLIP", "DiffCLIP"])
 def test_planned_memory_matches_a_gpu(model: str) -> None:
     samples = 512
-    chosen = tiny(model=model, batch_size=samples)
-    real = CLIP(chosen.config(), seed=0).train().cuda()
-    images, tokens = (t.cuda() for t in make_batch(chosen.config(), samples))
+    recipe = tiny(model=model, batch_size=samples)
+    real = CLIP(recipe.config(), seed=0).train().cuda()
+    images, tokens = (t.cuda() for t in make_batch(recipe.config(), samples))
     for _ in range(2):  # the first pass allocates gradients and workspaces
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         with torch.autocast("cuda", torch.bfloat16):
             out = real(images, tokens)
         (out["image_features"].sum() + out["text_features"].sum()).backward()
-    planned = plan_run(chosen)["memory"]["forward and backward pass"] / 1.05
+    planned = plan_run(recipe)["memory"]["forward and backward pass"] / 1.05
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(planned, rel=0.1)

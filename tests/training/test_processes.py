@@ -79,17 +79,17 @@ def test_two_processes_train_like_one_and_a_killed_rank_ends_the_run(alone, reci
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ranks = [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(int(ranks[1]), signal.SIGKILL)
-    _, told = process.communicate(timeout=300)
-    assert process.returncode == 1, told
-    [line] = [line for line in told.splitlines() if line.startswith("diffclip: ")]
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 1, stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("diffclip: ")]
     assert line == "diffclip: process 1 of 2 was killed by signal 9: go on with --resume"
-    assert "Traceback" not in told
-    assert "Warning" not in told
+    assert "Traceback" not in stderr
+    assert "Warning" not in stderr
     assert_same_curve(alone, run)
-    for here, there in zip(*(lines(folder / "validation.jsonl")[:2] for folder in (alone, run)), strict=True):
-        correlations = [line.pop("map_correlation") for line in (here, there)]
-        assert there == pytest.approx(here, abs=0.1)  # one or two images of twelve may differ
-        assert there["captions"] == 60
+    for solo, pair in zip(*(lines(folder / "validation.jsonl")[:2] for folder in (alone, run)), strict=True):
+        correlations = [line.pop("map_correlation") for line in (solo, pair)]
+        assert pair == pytest.approx(solo, abs=0.1)  # one or two images of twelve may differ
+        assert pair["captions"] == 60
         for tower, layers in correlations[0].items():
             assert correlations[1][tower] == pytest.approx(layers, abs=0.02)
 
@@ -106,9 +106,9 @@ def test_a_stopped_sharded_run_resumes_in_one_process(alone, recipe, tmp_path) -
     process = start(recipe, run, "--strategy", "fsdp")
     wait_for(process, run, 2)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=600)
-    assert process.returncode == 75, told
-    [line] = [line for line in told.splitlines() if line.startswith("diffclip: ")]
+    _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 75, stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("diffclip: ")]
     assert "asked to stop at step" in line
     assert line.endswith("go on with --resume")
     last = run / "checkpoints" / "last"
@@ -141,21 +141,21 @@ def test_runs_resume_with_another_number_of_processes_or_strategy(recipe: Recipe
 
 def ended_with_input_error(process: subprocess.Popen[str]) -> str:
     """Return stderr, which must have exactly one line of ours."""
-    _, told = process.communicate(timeout=300)
-    assert process.returncode == 2, told
-    assert len([line for line in told.splitlines() if line.startswith("diffclip: ")]) == 1, told
-    assert "Traceback" not in told
-    return told
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 2, stderr
+    assert len([line for line in stderr.splitlines() if line.startswith("diffclip: ")]) == 1, stderr
+    assert "Traceback" not in stderr
+    return stderr
 
 
 def started_as(launcher: str, rank: int, port: int) -> tuple[list[str], dict[str, str]]:
     """The options and the environment that process `rank` of two has under `launcher`."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if launcher == "nodes":  # one process on each of two nodes, started by hand
-        return ["--devices", "1", "--nodes", "2"], meeting | {"NODE_RANK": str(rank)}
+        return ["--devices", "1", "--nodes", "2"], master | {"NODE_RANK": str(rank)}
     slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "PROCID": rank, "LOCALID": rank, "NODEID": 0}
-    named = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
-    return [], meeting | named | {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train"}
+    variables = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
+    return [], master | variables | {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train"}
 
 
 @pytest.mark.slow
@@ -169,10 +169,10 @@ def test_torchrun_or_manual_nodes_can_start_the_processes(launcher, alone, recip
         torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
         processes = [begun([sys.executable, "-m", *torchrun, *arguments])]
     else:
-        each = [started_as(launcher, rank, port) for rank in range(2)]
-        processes = [begun([sys.executable, "-m", *arguments, *options], **own) for options, own in each]
-    told = "".join(finish(process) for process in processes)
-    assert told.count("5 steps, 40 samples") == 1
+        ranks = [started_as(launcher, rank, port) for rank in range(2)]
+        processes = [begun([sys.executable, "-m", *arguments, *options], **env) for options, env in ranks]
+    output = "".join(finish(process) for process in processes)
+    assert output.count("5 steps, 40 samples") == 1
     starts = json.loads((run / "about.json").read_text())["starts"]
     assert starts[0]["processes"]["world"] == 2
     assert starts[0]["processes"]["nodes"] == (2 if launcher == "nodes" else 1)
@@ -183,28 +183,28 @@ def test_torchrun_or_manual_nodes_can_start_the_processes(launcher, alone, recip
 def test_a_rank_reports_its_killed_peer_in_one_line_without_a_launcher(alone, recipe, tmp_path) -> None:
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(changed(recipe, epochs=60).to_yaml())
-    words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "diffclip.cli", *words]
+    arguments = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
+    command = [sys.executable, "-m", "diffclip.cli", *arguments]
     ranks = [begun(command, **started_as("slurm", rank, port)[1]) for rank in range(2)]
     wait_for(ranks[0], run, 3)
     assert json.loads((run / "about.json").read_text())["starts"][0]["processes"]["world"] == 2
     ranks[1].kill()
-    _, told = ranks[0].communicate(timeout=300)
+    _, stderr = ranks[0].communicate(timeout=300)
     ranks[1].communicate()
-    assert ranks[0].returncode == 1, told
-    [line] = [line for line in told.splitlines() if line.startswith("diffclip: ")]
+    assert ranks[0].returncode == 1, stderr
+    [line] = [line for line in stderr.splitlines() if line.startswith("diffclip: ")]
     assert "process 0 of 2 lost contact with another process" in line
     assert metrics(run)[0]["loss"] == pytest.approx(metrics(alone)[0]["loss"], rel=1e-5)
     assert line.endswith("go on with --resume")
-    assert "Traceback" not in told
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.slow
 def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path: Path) -> None:
     file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
     file.write_text(changed(recipe, batch_size=9).to_yaml())
-    words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "diffclip.cli", *words]
+    arguments = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
+    command = [sys.executable, "-m", "diffclip.cli", *arguments]
     ranks = [begun(command, **started_as("slurm", rank, port)[1]) for rank in range(2)]
     assert "batch_size 9 cannot be shared equally by 2 processes" in ended_with_input_error(ranks[0])
     assert "diffclip: " not in ranks[1].communicate(timeout=300)[1]

@@ -36,13 +36,13 @@ def test_changes_set_inner_keys_and_keep_other_fields(recipe_file: Path) -> None
     assert recipe.config().vision.image_size == 64
     assert read_recipe(recipe_file, ["architecture.vision.layers=1"]).config().vision.layers == 1
     assert read_recipe(recipe_file, ["data.statistics=openai"]).config().preprocess.mean == OPENAI_MEAN
-    named = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
-    assert named.config().vision.image_size == 64
-    words = {"my #1/val": "my #1/val", json.dumps("🙂 #2"): "🙂 #2", " x ": "x", "'a #b'": "a #b"}
-    for text, value in words.items():
+    tiny = read_recipe(recipe_file, ["model=DiffCLIP-ViT-Ti-16", "architecture=null", "image_size=64"])
+    assert tiny.config().vision.image_size == 64
+    values = {"my #1/val": "my #1/val", json.dumps("🙂 #2"): "🙂 #2", " x ": "x", "'a #b'": "a #b"}
+    for text, value in values.items():
         assert read_recipe(recipe_file, [f"data.val={text}"]).data.val == value
-    sized = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
-    assert sized.config().embed_dim == 8
+    narrow = read_recipe(recipe_file, ["architecture=null", "architecture.embed_dim=8"])
+    assert narrow.config().embed_dim == 8
 
 
 @pytest.mark.parametrize(
@@ -151,31 +151,31 @@ def test_model_of_weights_takes_the_architecture_from_the_weights(fields, saved,
     assert recipe.config() == read_config(saved)
     # the resolved recipe names the architecture, so it no longer needs the weights
     (tmp_path / "resolved.yaml").write_text(recipe.to_yaml().replace(str(saved), "gone"))
-    again = read_recipe(tmp_path / "resolved.yaml")
-    assert again == recipe.model_copy(update={"weights": "gone"})
-    sized = parse_recipe(of_weights(fields, saved, image_size=48, loss="siglip"), "test").config()
-    assert (sized.vision.image_size, sized.logit_bias) == (48, True)
-    assert sized.preprocess.resize == 60, "the margin around the crop keeps its share"
-    given = fields["data"] | {"statistics": "imagenet"}
-    assert parse_recipe(of_weights(fields, saved, data=given), "test").data.statistics == "imagenet"
+    resolved = read_recipe(tmp_path / "resolved.yaml")
+    assert resolved == recipe.model_copy(update={"weights": "gone"})
+    config = parse_recipe(of_weights(fields, saved, image_size=48, loss="siglip"), "test").config()
+    assert (config.vision.image_size, config.logit_bias) == (48, True)
+    assert config.preprocess.resize == 60, "the margin around the crop keeps its share"
+    data = fields["data"] | {"statistics": "imagenet"}
+    assert parse_recipe(of_weights(fields, saved, data=data), "test").data.statistics == "imagenet"
 
 
 @pytest.mark.parametrize("variant", ["DiffCLIP-dynamic", "CLIP-registers"])
 def test_model_fields_reproduce_the_configuration_of_the_weights(variant: str) -> None:
     config = named_config(f"{variant}-ViT-B-32")
     config.vision.pre_norm = True
-    found = model_fields(config, "w")
-    assert found["model"] == variant
-    assert variant_config(found["model"], found["architecture"]) == config
+    fields = model_fields(config, "w")
+    assert fields["model"] == variant
+    assert variant_config(fields["model"], fields["architecture"]) == config
 
 
 def test_wrong_uses_of_model_of_weights_raise_one_line_errors(fields: dict[str, Any], saved: Path) -> None:
-    other = CLIP(read_config(saved), seed=0)
-    other.config.preprocess.mean = (0.5, 0.5, 0.5)
-    save_weights(other, saved.parent / "other")
-    named = {"model": "of-weights", "weights": str(saved)}
+    model = CLIP(read_config(saved), seed=0)
+    model.config.preprocess.mean = (0.5, 0.5, 0.5)
+    save_weights(model, saved.parent / "other")
+    from_weights = {"model": "of-weights", "weights": str(saved)}
     for wrong, words in (
-        (fields | named, "has sizes of its own: leave architecture out"),
+        (fields | from_weights, "has sizes of its own: leave architecture out"),
         (fields | {"model": "of-weights", "architecture": None}, "needs weights: give a saved model"),
         (of_weights(fields, "nowhere"), "nowhere does not exist: give a run folder"),
         (of_weights(fields, saved.parent / "other"), "was trained with mean (0.5, 0.5, 0.5)"),
@@ -204,8 +204,8 @@ COST = re.compile(
 
 def plainly_read(file: Path, *changes: str) -> Recipe:
     """Read a recipe; name a model in place of `model: of-weights`, since its weights are not available here."""
-    named = ["model=DiffCLIP-ViT-B-16"] if file in OF_WEIGHTS else []
-    return read_recipe(file, [*named, *changes])
+    model_changes = ["model=DiffCLIP-ViT-B-16"] if file in OF_WEIGHTS else []
+    return read_recipe(file, [*model_changes, *changes])
 
 
 def head(file: Path) -> str:
@@ -228,14 +228,14 @@ def test_all_promised_recipes_exist_and_load_with_every_model() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_recipe_headers_have_reproduces_command_expected_and_cost(file: Path) -> None:
-    said = head(file)
-    places = [said.find(f"# {word}: ") for word in ("Reproduces", "Command", "Expected", "Cost")]
-    assert places[0] == 0
-    assert places == sorted(places)
-    assert -1 not in places
-    assert file.stem in said[places[1] : places[2]]
-    assert COST.search(said) or file.stem in ("flickr8k_cpu", "flickr8k_finetune", "scenes_demo")
-    assert max(map(len, said.splitlines())) <= 120
+    header = head(file)
+    positions = [header.find(f"# {word}: ") for word in ("Reproduces", "Command", "Expected", "Cost")]
+    assert positions[0] == 0
+    assert positions == sorted(positions)
+    assert -1 not in positions
+    assert file.stem in header[positions[1] : positions[2]]
+    assert COST.search(header) or file.stem in ("flickr8k_cpu", "flickr8k_finetune", "scenes_demo")
+    assert max(map(len, header.splitlines())) <= 120
 
 
 def test_defaults_and_paper_recipes_have_the_papers_settings() -> None:
@@ -255,8 +255,8 @@ def test_defaults_and_paper_recipes_have_the_papers_settings() -> None:
 
 
 def test_warmups_have_the_stated_numbers_of_steps() -> None:
-    stated = {"laion_vits16": 500, "laion_vitl14": 2000, "finetune_vitb16": 50, "finetune_differential": 500}
-    for name, steps in stated.items():
+    warmups = {"laion_vits16": 500, "laion_vitl14": 2000, "finetune_vitb16": 50, "finetune_differential": 500}
+    for name, steps in warmups.items():
         recipe = plainly_read(find_recipe(name))
         assert recipe.data.expected_samples is not None
         planned = recipe.warmup_epochs * (recipe.data.expected_samples // recipe.batch_size)
@@ -274,15 +274,15 @@ def test_warmups_have_the_stated_numbers_of_steps() -> None:
     ids=lambda file: file.stem,
 )
 def test_recipe_headers_state_the_cost_of_the_plan(file: Path) -> None:
-    said = COST.search(head(file))
-    assert said is not None
-    assert said["name"] == file.stem
-    assert (said["model"] is not None) is (file in OF_WEIGHTS)
-    recipe = plainly_read(file, *filter(None, [said["model"]]))
-    plan = plan_run(recipe, int(said["devices"]) * int(said["nodes"] or 1), gpu=said["gpu"])
+    cost = COST.search(head(file))
+    assert cost is not None
+    assert cost["name"] == file.stem
+    assert (cost["model"] is not None) is (file in OF_WEIGHTS)
+    recipe = plainly_read(file, *filter(None, [cost["model"]]))
+    plan = plan_run(recipe, int(cost["devices"]) * int(cost["nodes"] or 1), gpu=cost["gpu"])
     assert plan["fits"]
-    assert duration(3600 * plan["hours"]) == said["time"]
-    assert plan["memory"]["total"] / 2**30 == pytest.approx(int(said["gib"]), abs=0.6)
+    assert duration(3600 * plan["hours"]) == cost["time"]
+    assert plan["memory"]["total"] / 2**30 == pytest.approx(int(cost["gib"]), abs=0.6)
 
 
 # --- the optimizer of a recipe ---

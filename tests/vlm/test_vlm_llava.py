@@ -42,12 +42,12 @@ def test_a_connected_model_matches_its_parts_and_loads_with_auto_classes(
     assert connector_of(model.config) == connector
     assert torch.equal(words(model), words(language))
     assert model.lm_head.weight is model.get_input_embeddings().weight
-    assert not {id(own) for own in language.parameters()} & {id(own) for own in model.parameters()}
+    assert not {id(p) for p in language.parameters()} & {id(p) for p in model.parameters()}
     with torch.no_grad():
         features = model.get_image_features(pixel_values=PIXELS).pooler_output[0]
         # the output before the last layer, without the class token
-        seen = vision(PIXELS, output_hidden_states=True).hidden_states[-2][:, 1:]
-        assert torch.equal(features, model.model.multi_modal_projector(seen)[0])
+        patches = vision(PIXELS, output_hidden_states=True).hidden_states[-2][:, 1:]
+        assert torch.equal(features, model.model.multi_modal_projector(patches)[0])
     assert features.shape == (PATCHES, 32)
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
@@ -59,9 +59,9 @@ def test_a_connected_model_matches_its_parts_and_loads_with_auto_classes(
     assert loaded.generation_config.eos_token_id == model.generation_config.eos_token_id
     again = AutoProcessor.from_pretrained(tmp_path)
     assert (again.image_token, again.chat_template) == (processor.image_token, processor.chat_template)
-    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Is it red?"}]}]
-    written = again.apply_chat_template(asked, add_generation_prompt=True)
-    assert written == prompt(processor, "Is it red?", True)
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Is it red?"}]}]
+    text = again.apply_chat_template(messages, add_generation_prompt=True)
+    assert text == prompt(processor, "Is it red?", True)
 
 
 def test_the_seed_determines_the_connectors_initial_weights(parts: Any) -> None:
@@ -201,8 +201,8 @@ def test_code_that_comes_with_weights_does_not_run(tmp_path: Path, tiny_language
 def test_answers_are_the_same_in_a_batch_as_one_by_one(talker, shades: list[Image.Image]) -> None:
     images = [shades[0], None, shades[1]]
     together = answer(*talker, images, QUESTIONS, 6)
-    each = zip(images, QUESTIONS, strict=True)
-    alone = [answer(*talker, [image], [question], 6)[0] for image, question in each]
+    pairs = zip(images, QUESTIONS, strict=True)
+    alone = [answer(*talker, [image], [question], 6)[0] for image, question in pairs]
     assert together == alone
     assert all(together)
     assert len(set(answer(*talker, [*shades, None], [QUESTIONS[0]] * 3, 6))) == 3  # the image matters
@@ -214,13 +214,13 @@ def test_answers_are_the_same_in_a_batch_as_one_by_one(talker, shades: list[Imag
 def test_the_ask_command_answers_each_question(talker, shades: list[Image.Image], tmp_path: Path) -> None:
     save_vlm(*talker, tmp_path / "run" / "model")
     shades[0].save(tmp_path / "dark.png")
-    asked = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")
-    said, _ = in_process.call("vlm", "ask", *asked, "--json", "--device", "cpu")
-    lines = [json.loads(line) for line in said.splitlines()]
+    arguments = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")
+    output, _ = in_process.call("vlm", "ask", *arguments, "--json", "--device", "cpu")
+    lines = [json.loads(line) for line in output.splitlines()]
     assert [line["question"] for line in lines] == list(QUESTIONS[:2])
     assert [line["answer"] for line in lines] == [
         answer(*talker, shades[:1], [question])[0] for question in QUESTIONS[:2]
     ]
     for question, message in ((" ", "a question is empty"), ("Yes?", "device 'tpu9' is not available")):
         with pytest.raises(InputError, match=message):
-            in_process.call("vlm", "ask", asked[0], question, *asked[3:], "--device", "tpu9")
+            in_process.call("vlm", "ask", arguments[0], question, *arguments[3:], "--device", "tpu9")

@@ -45,9 +45,9 @@ def test_answers_are_read_as_the_published_parser_does(answer: str, texts: list[
 
 def asked(labels: str, per_image: int = 2) -> list[Question]:
     """Make a question for each letter y or n, `per_image` of them about each image."""
-    named = {"y": "yes", "n": "no"}
+    answers = {"y": "yes", "n": "no"}
     return [
-        Question(question_id=i, image=f"{i // per_image}.jpg", text=f"Is there a {i}?", label=named[letter])
+        Question(question_id=i, image=f"{i // per_image}.jpg", text=f"Is there a {i}?", label=answers[letter])
         for i, letter in enumerate(labels)
     ]
 
@@ -56,56 +56,58 @@ def scored(labels: str, said: str, per_image: int = 2) -> dict[str, Score]:
     """Score the same questions and answers as all three splits; return the scores of one split by metric."""
     questions = QuestionSet("made", dict.fromkeys(SPLITS, asked(labels, per_image)), Path())
     words = {"y": "Yes.", "n": "No.", "?": ""}
-    found = score_answers(questions, {split: [words[letter] for letter in said] for split in SPLITS})
+    scores = score_answers(questions, {split: [words[letter] for letter in said] for split in SPLITS})
     # three equal splits must not narrow the interval
-    for one, overall in zip(found["random"], found["overall"], strict=True):
-        assert (overall.value, overall.low, overall.high) == pytest.approx((one.value, one.low, one.high))
-    return {one.metric: one for one in found["random"]}
+    for score, overall in zip(scores["random"], scores["overall"], strict=True):
+        assert (overall.value, overall.low, overall.high) == pytest.approx(
+            (score.value, score.low, score.high)
+        )
+    return {score.metric: score for score in scores["random"]}
 
 
 def test_metrics_match_values_computed_by_hand() -> None:
     # label yes: 3 right and 1 missed; label no: 2 right and 2 wrong
-    found = scored("yyyynnnn", "yyynyynn")
-    values = {name: one.value for name, one in found.items()}
+    scores = scored("yyyynnnn", "yyynyynn")
+    values = {name: score.value for name, score in scores.items()}
     expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8)
     assert values == pytest.approx(dict(zip(METRICS, expected, strict=True)))
-    assert [one.chance for one in found.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
-    assert found["accuracy"].hits is not None
-    assert found["accuracy"].hits.tolist() == [1, 1, 1, 0, 0, 0, 1, 1]
-    assert [one.chance for one in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0]
+    assert [score.chance for score in scores.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
+    assert scores["accuracy"].hits is not None
+    assert scores["accuracy"].hits.tolist() == [1, 1, 1, 0, 0, 0, 1, 1]
+    assert [score.chance for score in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0]
     garbage = scored("ynynynyn", "????????")
     assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
 
 
 def test_a_ratio_without_cases_is_0_with_the_interval_0_to_1() -> None:
     for labels, empty in (("ynyn", ["precision"]), ("nnnn", ["precision", "recall"])):
-        found = scored(labels, "nnnn")
-        assert found["precision"].value == found["recall"].value == found["f1"].value == 0
-        assert [(found[metric].low, found[metric].high) for metric in empty] == [(0, 1)] * len(empty)
+        scores = scored(labels, "nnnn")
+        assert scores["precision"].value == scores["recall"].value == scores["f1"].value == 0
+        assert [(scores[metric].low, scores[metric].high) for metric in empty] == [(0, 1)] * len(empty)
 
 
 def test_intervals_resample_images_with_all_their_questions() -> None:
     dice = np.random.default_rng(0)
     labels = "yn" * 300
     right = np.repeat(dice.random(100) < 0.7, 6).astype(float)  # all answers of an image are right, or none
-    said = "".join(letter if own else "ny"[letter == "n"] for letter, own in zip(labels, right, strict=True))
-    found = scored(labels, said, per_image=6)["accuracy"]
+    answers = "".join(letter if ok else "ny"[letter == "n"] for letter, ok in zip(labels, right, strict=True))
+    score = scored(labels, answers, per_image=6)["accuracy"]
     expected = mean_interval(right, np.repeat(np.arange(100), 6))
-    assert (found.low, found.high) == pytest.approx(expected, abs=0.02)
-    same = scored(labels, labels, per_image=6)["accuracy"]
-    assert 0.95 < same.low < same.value == same.high == 1
+    assert (score.low, score.high) == pytest.approx(expected, abs=0.02)
+    perfect = scored(labels, labels, per_image=6)["accuracy"]
+    assert 0.95 < perfect.low < perfect.value == perfect.high == 1
 
 
 def test_the_overall_score_is_the_mean_of_the_three_splits() -> None:
     """Each split has the same weight, whatever its number of questions."""
     labels = dict(zip(SPLITS, ("ynyn", "ynynyn", "ynynynyn"), strict=True))
-    questions = QuestionSet("made", {split: asked(own) for split, own in labels.items()}, None)
+    questions = QuestionSet("made", {split: asked(letters) for split, letters in labels.items()}, None)
     right = ["Yes", "No"]
-    found = score_answers(questions, {"random": ["Yes"] * 4, "popular": right * 3, "adversarial": right * 4})
-    assert [found[split][0].value for split in (*SPLITS, "overall")] == pytest.approx([0.5, 1, 1, 2.5 / 3])
-    assert (found["random"][0].count, found["overall"][0].count) == (4, 18)
-    assert found["overall"][0].hits.mean() == pytest.approx(found["overall"][0].value)
-    assert "asked without the image" in found["overall"][0].facts["protocol"]
+    scores = score_answers(questions, {"random": ["Yes"] * 4, "popular": right * 3, "adversarial": right * 4})
+    assert [scores[split][0].value for split in (*SPLITS, "overall")] == pytest.approx([0.5, 1, 1, 2.5 / 3])
+    assert (scores["random"][0].count, scores["overall"][0].count) == (4, 18)
+    assert scores["overall"][0].hits.mean() == pytest.approx(scores["overall"][0].value)
+    assert "asked without the image" in scores["overall"][0].facts["protocol"]
 
 
 def write_set(folder: Path, random: str | None = None) -> Path:
@@ -113,7 +115,7 @@ def write_set(folder: Path, random: str | None = None) -> Path:
     (folder / "images").mkdir(parents=True)
     for name in ("0.jpg", "1.jpg"):
         Image.new("RGB", (16, 16), "red").save(folder / "images" / name)
-    whole = "".join(one.model_dump_json() + "\n" for one in asked("ynyn"))
+    whole = "".join(question.model_dump_json() + "\n" for question in asked("ynyn"))
     for split in SPLITS:
         text = whole if random is None or split != "random" else random
         (folder / f"coco_pope_{split}.json").write_text(text)
@@ -121,8 +123,8 @@ def write_set(folder: Path, random: str | None = None) -> Path:
 
 
 def line(**fields: object) -> str:
-    whole = {"question_id": 1, "image": "0.jpg", "text": "Is there a dog?", "label": "yes"}
-    return json.dumps(whole | fields) + "\n"
+    question = {"question_id": 1, "image": "0.jpg", "text": "Is there a dog?", "label": "yes"}
+    return json.dumps(question | fields) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -165,19 +167,19 @@ def test_the_evaluate_command_asks_once_and_keeps_other_records(models, tmp_path
     write_questions(data, 2, 16, 0)
     monkeypatch.setattr(chat, "answer", partial(chat.answer, max_new_tokens=2))
     arguments = (*models, "--data", data, "--output", output, "--batch-size", 12)
-    first, _ = run(*arguments)
+    printed, _ = run(*arguments)
     records = read_records(output)
     assert len(records) == 2 * 4 * len(METRICS)
-    assert {(one.model, one.seed) for one in records} == {("CLIP", 7), ("DiffCLIP", None)}
-    assert {(one.task, one.dataset) for one in records} == {("pope", "scenes")}
+    assert {(record.model, record.seed) for record in records} == {("CLIP", 7), ("DiffCLIP", None)}
+    assert {(record.task, record.dataset) for record in records} == {("pope", "scenes")}
     # an untrained model says neither yes nor no
-    assert "does not answer the questions" in first
-    assert "POPE accuracy, scenes" in first
+    assert "does not answer the questions" in printed
+    assert "POPE accuracy, scenes" in printed
 
     run(models[0], "--data", data, "--output", output, "--blind")
     both = read_records(output)
     assert both[: len(records)] == records
-    assert {(one.task, one.count) for one in both[len(records) :]} == {("pope-blind", 12), ("pope-blind", 36)}
+    assert {(row.task, row.count) for row in both[len(records) :]} == {("pope-blind", 12), ("pope-blind", 36)}
 
     monkeypatch.setattr(chat, "answer", lambda *arguments: pytest.fail("asked again"))
     again, _ = run(*arguments)

@@ -57,7 +57,7 @@ def test_yes_no_answers_are_true_and_independent_of_earlier_answers(topic: Any) 
     often = count_things(map(scene, range(SCENES)))
     after: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for index in range(2000):
-        specs, given = scene(index), ()
+        specs, earlier = scene(index), ()
         kinds = {f"{spec.color} {spec.shape}" for spec in specs}
         colors = {spec.color for spec in specs}
         turns = yes_no_turns(specs, topic, often, dice(index))
@@ -65,19 +65,19 @@ def test_yes_no_answers_are_true_and_independent_of_earlier_answers(topic: Any) 
         assert len(turns) == len(colors if topic == "colours" else kinds)
         for question, answer in turns:
             words = question.removesuffix(" in the picture?").split()
-            here = words[-1] in colors if topic == "colours" else " ".join(words[-2:]) in kinds
-            assert answer == ("yes" if here else "no"), question
-            after[given][answer] += 1
-            given = (*given, answer)
-    seen = {given: counts for given, counts in after.items() if counts.total() > 50}
-    assert {len(given) for given in seen} >= {0, 1, 2}
-    for given, counts in seen.items():
+            present = words[-1] in colors if topic == "colours" else " ".join(words[-2:]) in kinds
+            assert answer == ("yes" if present else "no"), question
+            after[earlier][answer] += 1
+            earlier = (*earlier, answer)
+    frequent = {earlier: counts for earlier, counts in after.items() if counts.total() > 50}
+    assert {len(earlier) for earlier in frequent} >= {0, 1, 2}
+    for earlier, counts in frequent.items():
         # five standard errors
-        assert abs(counts["yes"] / counts.total() - 0.5) < 2.5 / counts.total() ** 0.5, given
+        assert abs(counts["yes"] / counts.total() - 0.5) < 2.5 / counts.total() ** 0.5, earlier
 
 
 def test_open_answers_and_descriptions_are_true_of_the_scene() -> None:
-    asked = set()
+    openings = set()
     for index in range(SCENES):
         specs = scene(index)
         question, answer = open_turn(specs, dice(index))
@@ -86,7 +86,7 @@ def test_open_answers_and_descriptions_are_true_of_the_scene() -> None:
         if question.startswith("How many"):
             assert answer == ("no", "one", "two", "three", "four")[len(specs)]
             continue
-        asked.add(question.split()[0] + question.split()[1])
+        openings.add(question.split()[0] + question.split()[1])
         expected = {
             "Which colours": {spec.color for spec in specs},
             "Which shapes": {spec.shape for spec in specs},
@@ -94,7 +94,7 @@ def test_open_answers_and_descriptions_are_true_of_the_scene() -> None:
             "What is": {spec.shape for spec in specs if spec.color == last},
         }[" ".join(question.split()[:2])]
         assert words == expected, question
-    assert len(asked) == 4
+    assert len(openings) == 4
     lone = [Spec("star", "red"), Spec("ring", "blue"), Spec("star", "red")]
     assert color_turn(lone) == Turn("Which colours are in the picture?", "red and blue")
     assert set(describe(lone, dice(0)).split(" and ")) == {"two red stars", "a blue ring"}
@@ -104,16 +104,16 @@ def test_both_stages_are_llava_json_on_images_that_no_question_uses(written: Pat
     images = written / "images"
     captions, talks = (open_conversations(written / f"stage{stage}.json", images) for stage in (1, 2))
     assert (len(captions), len(talks)) == (24, 48)
-    assert all(len(one.turns) == 1 for one in captions)
+    assert all(len(caption.turns) == 1 for caption in captions)
     assert Image.open(images / (captions[0].image or "")).size == (16, 16)
-    answers = Counter(turn.answer for one in talks for turn in one.turns)
+    answers = Counter(turn.answer for talk in talks for turn in talk.turns)
     assert min(answers["yes"], answers["no"]) > 10
     for sample in json.loads((written / "stage2.json").read_text()):
         assert sample["conversations"][0]["value"].startswith(f"{IMAGE}\n")
     write_questions(tmp_path / "colours", 24, 16, 3, "colours")
-    asked = {file.read_bytes() for file in (tmp_path / "colours" / "images").iterdir()}
-    assert len(asked) == 24
-    assert not asked & {file.read_bytes() for file in images.rglob("*.jpg")}
+    question_images = {file.read_bytes() for file in (tmp_path / "colours" / "images").iterdir()}
+    assert len(question_images) == 24
+    assert not question_images & {file.read_bytes() for file in images.rglob("*.jpg")}
 
 
 def test_a_stopped_write_keeps_images_and_resumes_to_the_same_files(written: Path, tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_stopped_write_keeps_images_and_resumes_to_the_same_files(written: Pat
         write(tmp_path, stop)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
     image = tmp_path / "images" / "1" / "scene_0000019.jpg"
-    drawn = image.stat().st_mtime_ns
+    mtime = image.stat().st_mtime_ns
     write(tmp_path)
-    assert image.stat().st_mtime_ns == drawn
+    assert image.stat().st_mtime_ns == mtime
     for name in ("stage1.json", "stage2.json", "images/2/scene_0000023.jpg"):
         assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
 

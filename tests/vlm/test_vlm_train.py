@@ -107,15 +107,15 @@ def test_a_connector_of_two_layers_trains_and_is_loaded(read: Read, tmp_path: Pa
 
 def test_training_is_the_same_with_any_micro_batch_size(read: Read, tmp_path: Path) -> None:
     """Each answer token of the batch has the same weight, for any micro-batch size, with checkpointing or without."""
-    ways = {
+    variants = {
         "whole": ["stage2.per_device_batch_size=4"],
         "single": ["stage2.per_device_batch_size=1", "gradient_checkpointing=true"],
     }
-    for name, changes in ways.items():
+    for name, changes in variants.items():
         train_stage(read(*changes, "stage2.save_every=100"), 2, tmp_path / name)
-    losses = [[record["loss"] for record in metrics(tmp_path / name)] for name in ways]
+    losses = [[record["loss"] for record in metrics(tmp_path / name)] for name in variants]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    whole, single = (weights(tmp_path / name) for name in ways)
+    whole, single = (weights(tmp_path / name) for name in variants)
     torch.testing.assert_close(whole, single, rtol=1e-5, atol=2e-4)
 
 
@@ -127,13 +127,13 @@ def test_a_stopped_or_killed_run_resumes_to_the_same_weights(first: Path, read: 
     assert checkpoints(run)[-1] == run / "checkpoint-3"
     with pytest.raises(InputError, match="add --resume"):
         train_stage(recipe, 1, run)
-    other = tmp_path / "mended.json"
-    found = json.loads(Path(recipe.stage(1).json_file).read_text())
-    answer = found[0]["conversations"][1]
+    mended = tmp_path / "mended.json"
+    samples = json.loads(Path(recipe.stage(1).json_file).read_text())
+    answer = samples[0]["conversations"][1]
     answer["value"] = answer["value"].swapcase()  # an answer of the same length
-    other.write_text(json.dumps(found))
+    mended.write_text(json.dumps(samples))
     with pytest.raises(InputError, match="was started with other conversations"):
-        train_stage(read(changes, f"stage1.json={other}"), 1, run, resume=True)
+        train_stage(read(changes, f"stage1.json={mended}"), 1, run, resume=True)
     kept = [run / name for name in ("checkpoint-1-keep", "checkpoint-best")]
     for folder in kept:
         folder.mkdir()
@@ -154,8 +154,8 @@ def test_a_stopped_or_killed_run_resumes_to_the_same_weights(first: Path, read: 
 def test_finished_or_taken_run_folders_are_not_trained_in(first: Path, read: Read, tmp_path: Path) -> None:
     recipe = read("stage1.epochs=4")
     command = ("vlm", "train", "--stage", "1", first / "recipe.yaml", "--run", first, "--resume")
-    said, _ = in_process.call(*command)
-    assert said == f"{first} is finished: its model is {first / 'model'}\n"
+    output, _ = in_process.call(*command)
+    assert output == f"{first} is finished: its model is {first / 'model'}\n"
     with pytest.raises(InputError, match="holds a run already"):
         train_stage(recipe, 1, first)
     with pytest.raises(InputError, match=r"was started with stage1.lr=0.01, not 0.5"):
@@ -170,25 +170,25 @@ def test_finished_or_taken_run_folders_are_not_trained_in(first: Path, read: Rea
 
 
 def test_train_errors_are_one_line(read: Read, tmp_path: Path, file: Path, first: Path, saved: Path) -> None:
-    def said(stage: int, *changes: str, run: str = "run") -> str:
+    def error_of(stage: int, *changes: str, run: str = "run") -> str:
         with pytest.raises(DiffCLIPError) as caught:
             train_stage(read(*changes), stage, tmp_path / run)
         assert not (tmp_path / "run").exists()
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    other = "connector=mlp2x_gelu"
-    assert f"{saved} was trained with connector=linear, and the recipe says mlp2x_gelu" in said(2, other)
-    assert "was trained with connector=linear" in said(2, other, f"stage2.start={first}")
-    assert "was trained with vision=" in said(2, "vision=elsewhere", f"stage2.start={first}")
-    assert "stage2.start is missing" in said(2, "stage2.start=null")
-    words = "batch_size 5 does not divide by per_device_batch_size 2 × 1 processes"
-    assert words in said(1, "stage1.batch_size=5")
-    assert "cannot read nowhere.json" in said(1, "stage1.json=nowhere.json")
+    change = "connector=mlp2x_gelu"
+    assert f"{saved} was trained with connector=linear, and the recipe says mlp2x_gelu" in error_of(2, change)
+    assert "was trained with connector=linear" in error_of(2, change, f"stage2.start={first}")
+    assert "was trained with vision=" in error_of(2, "vision=elsewhere", f"stage2.start={first}")
+    assert "stage2.start is missing" in error_of(2, "stage2.start=null")
+    message = "batch_size 5 does not divide by per_device_batch_size 2 × 1 processes"
+    assert message in error_of(1, "stage1.batch_size=5")
+    assert "cannot read nowhere.json" in error_of(1, "stage1.json=nowhere.json")
     shutil.copytree(file.parent / "images", tmp_path / "images")
     (tmp_path / "images" / "3.png").write_bytes(b"no image")
-    assert "3.png" in said(1, f"stage1.images={tmp_path / 'images'}", "workers=1", run="broken")
-    assert "step 2: " in said(1, "stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
+    assert "3.png" in error_of(1, f"stage1.images={tmp_path / 'images'}", "workers=1", run="broken")
+    assert "step 2: " in error_of(1, "stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
     # a run that ended before its first checkpoint can be restarted, here with other images
     assert train_stage(read(), 1, tmp_path / "broken", resume=True) == 3
     assert read_vlm_recipe(tmp_path / "broken" / "recipe.yaml").stage(1).images == str(file.parent / "images")
@@ -198,14 +198,14 @@ def test_a_full_disk_is_an_input_error(read: Read, tmp_path: Path) -> None:
     """Use a limit on file sizes in place of a full disk."""
     import resource
 
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
         with pytest.raises(InputError, match=r"cannot write|no space left"):
             train_stage(read(), 1, tmp_path / "run")
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not checkpoints(tmp_path / "run")
 
 
@@ -281,18 +281,18 @@ def test_the_demo_makes_and_evaluates_everything_once(tmp_path: Path) -> None:
         *(64, 16, 12, 6, 24, 1),
         language=LanguageSettings(32, 1, 2, first_steps=2, steps=4, batch_size=4),
         tower=["epochs=1", "batch_size=32", "warmup_epochs=0"],
-        recipe=[f"stage{one}.{key}=8" for one in (1, 2) for key in ("batch_size", "per_device_batch_size")],
+        recipe=[f"stage{part}.{key}=8" for part in (1, 2) for key in ("batch_size", "per_device_batch_size")],
     )
     folder = tmp_path / "runs: 2026"  # any folder name works
     first: list[str] = []
     page = run_vlm_demo(folder, [0], first.append, settings)
     assert "POPE" in page.read_text()
     records = read_records(folder / "pope.jsonl")
-    accuracies = [one for one in records if one.metric == "accuracy" and one.split == "random"]
+    accuracies = [record for record in records if record.metric == "accuracy" and record.split == "random"]
     # two models, two sets of questions, with the images and without
     assert len(accuracies) == 8
-    assert {one.dataset for one in accuracies} == {"scenes-kinds", "scenes-colours"}
-    assert {one.count for one in accuracies if one.dataset == "scenes-kinds"} == {36}
+    assert {record.dataset for record in accuracies} == {"scenes-kinds", "scenes-colours"}
+    assert {record.count for record in accuracies if record.dataset == "scenes-kinds"} == {36}
     assert not [line for line in first if "reusing" in line]
 
     second: list[str] = []

@@ -60,5 +60,5 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(model_folders: list[Path], photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """The page of both models, with a folder to search."""
     models = [part for folder in model_folders for part in ("--model", folder)]
-    with serving(*models, "--folder", photos, cache=tmp_path_factory.mktemp("cache")) as one:
-        yield one
+    with serving(*models, "--folder", photos, cache=tmp_path_factory.mktemp("cache")) as client:
+        yield client

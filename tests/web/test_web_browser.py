@@ -19,11 +19,11 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
 def chromium() -> Iterator[Any]:
     """A browser: the system's Chromium, else playwright's own."""
     playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        found = shutil.which("chromium") or started.chromium.executable_path
-        if not Path(found).exists():
+    with playwright.sync_playwright() as driver:
+        executable = shutil.which("chromium") or driver.chromium.executable_path
+        if not Path(executable).exists():
             pytest.skip("no Chromium: `make browser` installs it")
-        browser = started.chromium.launch(executable_path=found, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser
         browser.close()
 
@@ -32,12 +32,12 @@ def chromium() -> Iterator[Any]:
 def window(chromium) -> Iterator[Any]:
     """A tab of 1280 px that records its requests, errors and dialogs."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    one = context.new_page()
-    one.asked, one.errors, one.dialogs = [], [], []
-    one.on("request", lambda request: one.asked.append(request.url))
-    one.on("pageerror", lambda error: one.errors.append(str(error)))
-    one.on("dialog", lambda dialog: (one.dialogs.append(dialog.message), dialog.dismiss()))
-    yield one
+    page = context.new_page()
+    page.asked, page.errors, page.dialogs = [], [], []
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("dialog", lambda dialog: (page.dialogs.append(dialog.message), dialog.dismiss()))
+    yield page
     context.close()
 
 
@@ -55,8 +55,8 @@ def address(chromium, plain, differential, photos, tmp_path_factory) -> Iterator
 def tab(window, address) -> Any:
     """The page, freshly loaded."""
     window.goto(address)
-    for said in (window.errors, window.dialogs):
-        said.clear()
+    for records in (window.errors, window.dialogs):
+        records.clear()
     # this image comes with the first event, so the page's own script is running by then
     window.wait_for_selector("#dc-upload img")
     settle(window)
@@ -102,7 +102,7 @@ def test_an_upload_and_new_texts_change_maps_and_scores(tab, tmp_path):
 
 def test_choosing_another_text_or_map_needs_no_server_request(tab):
     first = visible_maps(tab)
-    asked = len(tab.asked)
+    count = len(tab.asked)
     tab.locator("#dc-choice input").nth(1).check()
     tab.wait_for_function("document.querySelector('.dc-chosen').dataset.bar === '1'")
     second = visible_maps(tab)
@@ -124,11 +124,11 @@ def test_choosing_another_text_or_map_needs_no_server_request(tab):
     for _ in range(10):
         slider.press("ArrowLeft")
     tab.wait_for_function(f"{opacity} === '0.5'")
-    assert not [url for url in tab.asked[asked:] if "queue/join" in url]
+    assert not [url for url in tab.asked[count:] if "queue/join" in url]
 
 
 def test_a_clicked_patch_shows_its_attention_in_every_model(tab):
-    asked = len(tab.asked)
+    count = len(tab.asked)
     stage = tab.locator(".dc-stage").first
     box = stage.bounding_box()
     stage.click(position={"x": 0.9 * box["width"], "y": 0.1 * box["height"]})
@@ -136,16 +136,16 @@ def test_a_clicked_patch_shows_its_attention_in_every_model(tab):
     assert tab.locator("#dc-method input:checked").input_value() == "patch"
     assert tab.locator(".dc-atlas:visible").count() == 2
     for frame, card in zip(tab.locator(".dc-frame").all(), tab.locator(".dc-stage").all(), strict=True):
-        place, whole = frame.bounding_box(), card.bounding_box()
-        assert place["x"] < whole["x"] + 0.9 * whole["width"] < place["x"] + place["width"] + 1
-        assert place["y"] == pytest.approx(whole["y"], abs=1)
+        inner, outer = frame.bounding_box(), card.bounding_box()
+        assert inner["x"] < outer["x"] + 0.9 * outer["width"] < inner["x"] + inner["width"] + 1
+        assert inner["y"] == pytest.approx(outer["y"], abs=1)
     position = "getComputedStyle(document.querySelector('.dc-atlas')).backgroundPosition"
     before = tab.evaluate(position)
     stage.press("ArrowDown")
     assert tab.evaluate(position) != before
     tab.get_by_label("Grad-ECLIP", exact=True).check()
     tab.wait_for_selector("img.dc-map[data-map=grad-eclip]:visible")
-    assert not [url for url in tab.asked[asked:] if "queue/join" in url]
+    assert not [url for url in tab.asked[count:] if "queue/join" in url]
 
 
 def test_hostile_texts_are_shown_literally_and_never_run(tab):
@@ -203,6 +203,6 @@ def test_the_page_fits_its_window(chromium, address, width):
         assert tab.evaluate("document.documentElement.scrollWidth") <= width, part
     tab.get_by_role("tab", name="See").click()
     boxes = [card.bounding_box() for card in tab.locator(".dc-card").all()]
-    beside = boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
-    assert beside == (width >= 820)
+    side_by_side = boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert side_by_side == (width >= 820)
     context.close()

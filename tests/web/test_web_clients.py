@@ -73,8 +73,8 @@ def malformed(seed: int) -> Iterator[tuple[str, bytes]]:
         else:
             for _ in range(dice.choice((1, 4, 30))):
                 # damage headers more often than pixels
-                place = dice.randrange(len(content)) if dice.random() < 0.5 else dice.randrange(50)
-                content[place] ^= 1 << dice.randrange(8)
+                position = dice.randrange(len(content)) if dice.random() < 0.5 else dice.randrange(50)
+                content[position] ^= 1 << dice.randrange(8)
         yield f"{number}.{kind}", bytes(content)
 
 
@@ -82,24 +82,24 @@ def test_bad_uploads_all_get_an_answer_and_the_page_keeps_working(page):
     good = encoded(Image.new("RGB", (40, 30), "red"), "PNG")
     before = page.look(page.upload(good))
     assert 'class="dc-results"' in before[1]
-    said = len(page.log())
+    log_length = len(page.log())
 
     def visit(given: tuple[str, bytes]) -> bool:
         name, content = given
         path = page.upload(content, name)
         assert path is not None, name
-        told, shown, *_ = page.look(path)
-        is_shown = 'class="dc-results"' in str(shown)
-        assert is_shown or 'class="dc-message dc-bad"' in str(told), (name, told, shown)
+        message, results, *_ = page.look(path)
+        is_shown = 'class="dc-results"' in str(results)
+        assert is_shown or 'class="dc-message dc-bad"' in str(message), (name, message, results)
         return is_shown
 
     with ThreadPoolExecutor(4) as pool:
-        shown = list(pool.map(visit, malformed(seed=0)))
-    assert len(shown) == UPLOADS
-    assert sum(shown) < UPLOADS - 100
+        outcomes = list(pool.map(visit, malformed(seed=0)))
+    assert len(outcomes) == UPLOADS
+    assert sum(outcomes) < UPLOADS - 100
     assert page.look(page.upload(good))[1] == before[1]
     # only libtiff may write messages of its own to stderr
-    assert not re.search(r"Traceback|diffclip:|Warning", page.log()[said:])
+    assert not re.search(r"Traceback|diffclip:|Warning", page.log()[log_length:])
     assert page.upload(bytes(20 * 2**20 + 1)) is None
 
 

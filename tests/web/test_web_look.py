@@ -21,23 +21,23 @@ def image():
 
 
 def test_scores_maps_and_segments_match_the_model(plain, image):
-    seen = look(plain, image, TEXTS)
+    view = look(plain, image, TEXTS)
     with torch.no_grad():
         images = plain.preprocess(image)[None]
         image = plain.model.encode_image(images, normalize=True)
         texts = plain.model.encode_text(plain.tokenizer(TEXTS), normalize=True)
         cosines = (image @ texts.T)[0]
         patches = plain.model.encode_patches(images, normalize=True, readout="last-values")[0]
-    assert seen.cosines == pytest.approx(cosines.tolist(), abs=1e-5)
+    assert view.cosines == pytest.approx(cosines.tolist(), abs=1e-5)
     wanted = (plain.model.logit_scale.exp() * cosines).softmax(-1)
-    assert seen.probabilities == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert view.probabilities == pytest.approx(wanted.tolist(), abs=1e-4)
     for method, maps in image_relevances(plain.model, images, texts).items():
         for index in range(2):
-            found = seen.find(method, index).values
-            np.testing.assert_allclose(found, maps[0, index].numpy(), rtol=1e-3, atol=1e-7)
+            values = view.find(method, index).values
+            np.testing.assert_allclose(values, maps[0, index].numpy(), rtol=1e-3, atol=1e-7)
     nearest = (patches @ texts.T).argmax(-1).view(4, 4)
-    assert seen.segments.shape == (96, 96)
-    corners = seen.segments[np.ix_([0, -1], [0, -1])]  # no interpolation beyond the outer patch centers
+    assert view.segments.shape == (96, 96)
+    corners = view.segments[np.ix_([0, -1], [0, -1])]  # no interpolation beyond the outer patch centers
     np.testing.assert_array_equal(corners, nearest[[0, -1]][:, [0, -1]])
 
 
@@ -45,37 +45,37 @@ def test_differential_models_get_all_maps_and_stay_unchanged(differential, image
     images = differential.preprocess(image)[None]
     with torch.no_grad():
         before = differential.model.encode_image(images)
-        seen = look(differential, image, TEXTS)
+        view = look(differential, image, TEXTS)
         assert torch.equal(differential.model.encode_image(images), before)
     assert all(parameter.grad is None for parameter in differential.model.parameters())
     maps = class_token_maps(differential.model, images)
     for name, full in (("A1", "A1"), ("A2", "A2"), ("attention", "A1 − λ·A2")):
-        np.testing.assert_allclose(seen.find(name, 0).values, maps[full][0].detach().numpy(), atol=1e-6)
-    assert [len(values) for values in seen.lambdas.values()] == [2, 2]
-    assert all(seen.find(name, 1) is not None for name in METHODS if name not in ("segmentation", "patch"))
+        np.testing.assert_allclose(view.find(name, 0).values, maps[full][0].detach().numpy(), atol=1e-6)
+    assert [len(values) for values in view.lambdas.values()] == [2, 2]
+    assert all(view.find(name, 1) is not None for name in METHODS if name not in ("segmentation", "patch"))
     with recording(differential.model, "visual", -1) as maps:
         differential.model.encode_image(images)
     combined = maps[0].combined[0].mean(0)
-    np.testing.assert_allclose(seen.patches.reshape(16, 16), combined[1:, 1:], atol=1e-6)
+    np.testing.assert_allclose(view.patches.reshape(16, 16), combined[1:, 1:], atol=1e-6)
 
 
 def test_map_numbers_match_the_focus_measures(differential, image):
     image = image.resize((80, 40))
     mask = np.zeros((40, 80), bool)
     mask[:, 20:40] = True  # the left half of the square that the model sees, 20 to 60
-    seen = look(differential, image, TEXTS, {"a dog": mask})
-    found = seen.find("relevance", 1)
-    values = torch.from_numpy(found.values).flatten()
+    view = look(differential, image, TEXTS, {"a dog": mask})
+    relevance = view.find("relevance", 1)
+    values = torch.from_numpy(relevance.values).flatten()
     covered = torch.tensor([1.0, 1.0, 0.0, 0.0]).repeat(4)
-    assert found.numbers["area"] == pytest.approx(0.5)
-    assert found.numbers["auroc"] == pytest.approx(float(measures.auroc(values, covered)), abs=1e-6)
-    assert found.numbers["inside"] == pytest.approx(float(measures.inside(values, covered)), abs=1e-6)
-    assert found.numbers["entropy"] == pytest.approx(float(measures.entropy(values)), abs=1e-6)
-    assert "class_token" not in found.numbers
-    assert "auroc" not in seen.find("relevance", 0).numbers
-    assert 0 < seen.find("A1", 0).numbers["class_token"] < 1
-    assert "auroc" in seen.find("A1", 1).numbers
-    assert "auroc" not in seen.find("A1", 0).numbers
+    assert relevance.numbers["area"] == pytest.approx(0.5)
+    assert relevance.numbers["auroc"] == pytest.approx(float(measures.auroc(values, covered)), abs=1e-6)
+    assert relevance.numbers["inside"] == pytest.approx(float(measures.inside(values, covered)), abs=1e-6)
+    assert relevance.numbers["entropy"] == pytest.approx(float(measures.entropy(values)), abs=1e-6)
+    assert "class_token" not in relevance.numbers
+    assert "auroc" not in view.find("relevance", 0).numbers
+    assert 0 < view.find("A1", 0).numbers["class_token"] < 1
+    assert "auroc" in view.find("A1", 1).numbers
+    assert "auroc" not in view.find("A1", 0).numbers
     mask[:, 16:] = False  # an object outside the square
     mask[:, :16] = True
     assert "auroc" not in look(differential, image, TEXTS, {"a dog": mask}).find("relevance", 1).numbers

@@ -46,7 +46,7 @@ class Parts(HTMLParser):
 def both(plain, differential):
     image = Image.effect_noise((48, 48), 60).convert("RGB")
     texts = [HOSTILE, "a dog", "a cat"]
-    return [(SHOWN, look(one, image, texts), image) for one in (plain, differential)], texts
+    return [(SHOWN, look(model, image, texts), image) for model in (plain, differential)], texts
 
 
 def pixels(uri):
@@ -70,11 +70,11 @@ def test_maps_of_both_models_share_one_color_scale(both):
 
     def with_relevance(seen, value):
         values = np.full((4, 4), value, np.float32)
-        maps = {key: Map(values, found.numbers) for key, found in seen.maps.items() if key[0] == "relevance"}
+        maps = {key: Map(values, old.numbers) for key, old in seen.maps.items() if key[0] == "relevance"}
         return replace(seen, maps=seen.maps | maps)
 
     for strong, limit in ((0.4, "0.4"), (0.003, "0.02")):
-        models = [(SHOWN, with_relevance(*one), image) for one in ((first, strong), (second, 0.003))]
+        models = [(SHOWN, with_relevance(*pair), image) for pair in ((first, strong), (second, 0.003))]
         html = results(models, both[1], "relevance", 0.6, scene=False)
         drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "relevance"]
         faint = pixels(drawn[-1]["src"])[48, 48]
@@ -85,27 +85,27 @@ def test_maps_of_both_models_share_one_color_scale(both):
 
 
 def test_atlas_tiles_show_the_maps_of_the_patches(both):
-    seen, texts = both
-    html = results(seen, texts, "patch", 0.6, scene=False)
+    models, texts = both
+    html = results(models, texts, "patch", 0.6, scene=False)
     drawn = [part["style"] for part in Parts(html).having("data-side")]
-    limit = np.quantile(np.abs([own.patches for _, own, _ in seen]), 0.995)
-    for style, (_, own, _) in zip(drawn, seen, strict=True):
+    limit = np.quantile(np.abs([view.patches for _, view, _ in models]), 0.995)
+    for style, (_, view, _) in zip(drawn, models, strict=True):
         assert "--side:4;--row:2;--column:2;" in style
         atlas = pixels(style.partition("url(")[2].rstrip(")")).astype(int)
         assert atlas.shape == (16, 16, 4)
         tile = atlas[8:12, 4:8]  # of the patch in row 2, column 1
-        strength = np.clip(np.abs(own.patches[9]) / limit, 0, 1)
+        strength = np.clip(np.abs(view.patches[9]) / limit, 0, 1)
         np.testing.assert_allclose(tile[..., 3], 255 * (0.5 + 0.4 * strength), atol=1)
 
 
 def test_segmentation_shows_a_color_and_a_share_of_each_text(both):
-    seen, texts = both
-    html = results(seen, texts, "segmentation", 0.6, scene=False)
+    models, texts = both
+    html = results(models, texts, "segmentation", 0.6, scene=False)
     drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "segmentation"]
     colors = [(31, 119, 180), (255, 127, 14), (44, 160, 44)]
-    for part, (_, own, _) in zip(drawn, seen, strict=True):
-        np.testing.assert_array_equal(pixels(part["src"])[..., :3], np.array(colors)[own.segments])
-        assert f"<small>{100 * (own.segments == 0).mean():.0f}%</small>" in html
+    for part, (_, view, _) in zip(drawn, models, strict=True):
+        np.testing.assert_array_equal(pixels(part["src"])[..., :3], np.array(colors)[view.segments])
+        assert f"<small>{100 * (view.segments == 0).mean():.0f}%</small>" in html
     assert all(f"background:rgb({r},{g},{b})" in html for r, g, b in colors)
 
 
@@ -124,7 +124,7 @@ def test_missing_maps_and_lambdas_are_reported(both):
 def test_a_model_without_lambda_says_why(plain, attention, said):
     config = plain.model.config
     towers = {
-        one: getattr(config, one).model_copy(update={"attention": attention}) for one in ("vision", "text")
+        name: getattr(config, name).model_copy(update={"attention": attention}) for name in ("vision", "text")
     }
     loaded = replace(plain, model=CLIP(config.model_copy(update=towers)).eval())
     image = Image.new("RGB", (32, 32), "red")
@@ -143,12 +143,12 @@ def test_models_get_unique_names_and_colors(plain, differential):
 
 def test_texts_are_limited_in_number_and_length():
     assert parse_texts(" a  b\n\na b\nc\ud800") == ["a b", "c?"]
-    for lines, told in (
+    for lines, reason in (
         (" \n", "no text yet"),
         ("\n".join(map(str, range(MAX_TEXTS + 1))), "33 texts are too many"),
         ("x" * (MAX_LETTERS + 1), "301 characters is too long"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=reason):
             parse_texts(lines)
 
 

@@ -84,9 +84,9 @@ def wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
     """Return the address that the process prints when it is ready."""
     end = time.monotonic() + 300
     while time.monotonic() < end and process.poll() is None:
-        found = re.search(r"the page is at (http://\S+)", log.read_text())
-        if found:
-            return found[1]
+        match = re.search(r"the page is at (http://\S+)", log.read_text())
+        if match:
+            return match[1]
         time.sleep(0.1)
     process.kill()
     raise AssertionError(f"no page: {log.read_text()}")
