@@ -68,8 +68,8 @@ def sample_fault(name: str, error: Exception, kind: Literal["broken", "caption"]
 
 
 @contextmanager
-def explain_errors(what: str, way_out: str, kind: type[DiffCLIPError] = InputError) -> Iterator[None]:
-    """Turn any exception of a library into one line: `what`, the exception's first line, `way_out`.
+def explain_errors(problem: str, advice: str, kind: type[DiffCLIPError] = InputError) -> Iterator[None]:
+    """Turn any exception of a library into one line: `problem`, the exception's first line, `advice`.
 
     Errors of a full disk, and errors that are a `DiffCLIPError` already, pass unchanged.
     """
@@ -81,7 +81,7 @@ def explain_errors(what: str, way_out: str, kind: type[DiffCLIPError] = InputErr
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         line = textwrap.shorten(lines[0], 150, placeholder="…")
-        raise kind(f"{what} ({line.rstrip('.:')}): {way_out}") from error
+        raise kind(f"{problem} ({line.rstrip('.:')}): {advice}") from error
 
 
 def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:

@@ -43,9 +43,9 @@ def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
 
 
 @torch.no_grad()
-def initialise(named: Iterable[tuple[str, Tensor]], config: CLIPConfig, init: str, seed: int) -> None:
-    """Set the parameters `named` in place. Equal seeds and names give bit-equal values on every machine's CPU."""
-    for name, parameter in named:
+def initialise(parameters: Iterable[tuple[str, Tensor]], config: CLIPConfig, init: str, seed: int) -> None:
+    """Set named parameters in place. Equal seeds and names give bit-equal values on every machine's CPU."""
+    for name, parameter in parameters:
         start = torch.empty(
             parameter.shape, dtype=torch.float32, device="meta" if parameter.is_meta else "cpu"
         )

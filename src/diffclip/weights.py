@@ -93,16 +93,16 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
     return contents
 
 
-def _config_of(file: Path, inside: object) -> CLIPConfig | None:
-    """Return the configuration beside the weights, else the one `inside` their file."""
+def _config_of(file: Path, contents: object) -> CLIPConfig | None:
+    """Return the configuration beside the weights, else the one in `contents` of their file."""
     config_file = file.with_name(CONFIG_FILE)
     if file.name == WEIGHTS_FILE and config_file.is_file():
         return _parse(config_file.read_bytes(), config_file)
-    if not isinstance(inside, Mapping):
+    if not isinstance(contents, Mapping):
         return None
     # open_clip's trainer keeps it in the metadata of the state dict
-    metadata = getattr(inside.get("state_dict", inside), "_metadata", None)
-    candidates = [inside, *(metadata.values() if isinstance(metadata, Mapping) else ())]
+    metadata = getattr(contents.get("state_dict", contents), "_metadata", None)
+    candidates = [contents, *(metadata.values() if isinstance(metadata, Mapping) else ())]
     texts = (candidate.get(CONFIG_KEY) for candidate in candidates if isinstance(candidate, Mapping))
     text = next((text for text in texts if isinstance(text, str)), None)
     return None if text is None else _parse(text, file)
@@ -150,13 +150,13 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
 def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None:
     """Raise `InputError` if the weights' saved configuration differs in a setting that shapes do not show."""
 
-    def facts(of: CLIPConfig) -> dict[str, Any]:
+    def facts(model_config: CLIPConfig) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         for tower in ("vision", "text"):
-            sizes = getattr(of, tower)
+            sizes = getattr(model_config, tower)
             fields |= {f"{tower} {key}": getattr(sizes, key) for key in ("attention", "heads", "activation")}
         if "differential" in (config.vision.attention, config.text.attention):
-            fields |= {"lambda_init": of.lambda_init, **dict(of.differential)}
+            fields |= {"lambda_init": model_config.lambda_init, **dict(model_config.differential)}
         return fields
 
     expected = facts(ours)

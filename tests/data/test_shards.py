@@ -233,7 +233,7 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     header = open_tar(path).header
     assert header.faults
     monkeypatch.setattr(index, "scan", lambda path: pytest.fail(f"{path} is scanned"))
-    assert open_tar(path).header == open_tars([path], whole=False)[path].header == header
+    assert open_tar(path).header == open_tars([path], tables=False)[path].header == header
     Corpus(tmp_path).keep_indexes()
     index_file.unlink()
     assert open_tar(path).header == header

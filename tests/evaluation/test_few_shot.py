@@ -24,7 +24,7 @@ def labelled(seed: int, sizes: list[int], width: int = 16, signal: float = 1.0) 
     return values, labels
 
 
-def one_episode(train, test, supports, queries, asked) -> float:
+def one_episode(train, test, supports, queries, mask) -> float:
     """Compute the accuracy of one episode with a loop over images."""
     center = np.mean([train[i] for indices in supports for i in indices], axis=0)
 
@@ -36,14 +36,14 @@ def one_episode(train, test, supports, queries, asked) -> float:
     right = [
         int(np.argmin([np.linalg.norm(normalize(test[i]) - p) for p in prototypes])) == label
         for label, indices in enumerate(queries)
-        for i, is_asked in zip(indices, asked[label], strict=True)
-        if is_asked
+        for i, is_query in zip(indices, mask[label], strict=True)
+        if is_query
     ]
     return sum(right) / len(right)
 
 
 def accuracies(hits, episodes):
-    return hits.sum((1, 2)).double() / episodes.asked.sum((1, 2))
+    return hits.sum((1, 2)).double() / episodes.mask.sum((1, 2))
 
 
 def test_episode_accuracies_equal_a_plain_loop():
@@ -53,9 +53,7 @@ def test_episode_accuracies_equal_a_plain_loop():
     got = accuracies(episode_hits(train, test, episodes), episodes)
     x, y = train.double().numpy(), test.double().numpy()
     wanted = [
-        one_episode(
-            x, y, *(part[i].numpy() for part in (episodes.supports, episodes.queries, episodes.asked))
-        )
+        one_episode(x, y, *(part[i].numpy() for part in (episodes.supports, episodes.queries, episodes.mask)))
         for i in range(120)
     ]
     assert got.tolist() == wanted
@@ -67,16 +65,16 @@ def test_episodes_have_distinct_classes_and_uniform_images():
     _, test = labelled(1, [6, 4, 50, 7, 8, 1])
     episodes = draw_episodes(train, test, 6, seed=0, episodes=2000)
     assert episodes.supports.shape == (2000, WAY, SHOT)
-    assert episodes.queries.shape == episodes.asked.shape == (2000, WAY, QUERIES)
+    assert episodes.queries.shape == episodes.mask.shape == (2000, WAY, QUERIES)
     classes = train[episodes.supports]
     assert (classes == classes[..., :1]).all()
     assert (classes[..., 0].sort(1).values.diff(dim=1) > 0).all()
     assert (episodes.supports.sort(2).values.diff(dim=2) > 0).all()
-    asked = episodes.asked
-    assert (test[episodes.queries][asked] == classes[..., :1].expand(asked.shape)[asked]).all()
-    assert (asked.sum(2) == torch.bincount(test).clamp(max=QUERIES)[classes[..., 0]]).all()
-    unasked = episodes.queries.masked_fill(~asked, -1).sort(2).values
-    assert ((unasked.diff(dim=2) > 0) | (unasked[..., :-1] == -1)).all()
+    mask = episodes.mask
+    assert (test[episodes.queries][mask] == classes[..., :1].expand(mask.shape)[mask]).all()
+    assert (mask.sum(2) == torch.bincount(test).clamp(max=QUERIES)[classes[..., 0]]).all()
+    padded = episodes.queries.masked_fill(~mask, -1).sort(2).values
+    assert ((padded.diff(dim=2) > 0) | (padded[..., :-1] == -1)).all()
     # every class and every image is equally likely
     assert torch.bincount(classes[..., 0].flatten()) / 2000 == pytest.approx([5 / 6] * 6, abs=0.04)
     draws = torch.bincount(episodes.supports[classes == 2], minlength=len(train))[train == 2]

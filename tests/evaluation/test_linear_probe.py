@@ -18,8 +18,8 @@ def blobs(seed: int, each: int, classes: int = 4, width: int = 6, spread: float 
     return centers[labels] + spread * torch.randn(len(labels), width, generator=generator), labels
 
 
-def a_split(where: str, seed: int, each: int = 10, **options) -> Features:
-    return Features(where, *blobs(seed, each, **options))
+def a_split(name: str, seed: int, each: int = 10, **options) -> Features:
+    return Features(name, *blobs(seed, each, **options))
 
 
 NAMES = ["a", "b", "c", "d"]

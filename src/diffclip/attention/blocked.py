@@ -119,15 +119,15 @@ def _share_out(shares: list[_Share], work: Callable[[Iterator[_Share]], None]) -
     if not shares:  # an empty batch
         return None
     threads = min(torch.get_num_threads(), len(shares))
-    waiting = iter(shares)
+    queue = iter(shares)
     if threads < 2:
-        return work(waiting)
+        return work(queue)
 
     inference = torch.is_inference_mode_enabled()  # the mode is per thread
 
     def run() -> None:
         with torch.inference_mode(inference), torch.no_grad():
-            work(waiting)
+            work(queue)
 
     pool = _pool(os.getpid(), torch.get_num_threads())
     for future in [pool.submit(run) for _ in range(threads)]:
@@ -140,9 +140,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tens
     out = v.new_empty(batch, tokens, heads, value).transpose(1, 2)
     shares = _shares(v)
 
-    def work(waiting: Iterator[_Share]) -> None:
+    def work(queue: Iterator[_Share]) -> None:
         group = _Heads(q, k, v, lam, shares[0], buffers=2)
-        for share in waiting:
+        for share in queue:
             group.take(share)
             for rows in share.blocks:
                 keys = rows.stop if causal else tokens
@@ -166,9 +166,9 @@ def _backward_of(
     # each part of the rows has its own sums, so that every run adds them in the same order
     dks, dvs = ([torch.empty_like(x, dtype=lam.dtype) for _ in range(parts)] for x in (k, v))
 
-    def work(waiting: Iterator[_Share]) -> None:
+    def work(queue: Iterator[_Share]) -> None:
         group = _Heads(q, k, v, lam, shares[0], buffers=3)
-        for share in waiting:
+        for share in queue:
             group.take(share)
             dk = [dks[share.part][pair].zero_() for pair in group.pairs]
             dv = dvs[share.part][group.values].zero_()
@@ -198,11 +198,11 @@ def _backward_of(
     return dq, dk.to(k.dtype), dv.to(v.dtype), dlam
 
 
-def _product(a: Tensor, b: Tensor, into: Tensor) -> Tensor:
-    """Compute a·b in their dtype, and store it in `into`."""
-    if into.dtype == a.dtype:
-        return torch.bmm(a, b, out=into)
-    return into.copy_(torch.bmm(a, b))
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """Compute a·b in their dtype, and store it in `out`."""
+    if out.dtype == a.dtype:
+        return torch.bmm(a, b, out=out)
+    return out.copy_(torch.bmm(a, b))
 
 
 def _add(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0) -> None:

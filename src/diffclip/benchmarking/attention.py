@@ -116,9 +116,9 @@ def _count_sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
     return max(2, min(_MOST_SETS, -(-4 * cache // inputs)))
 
 
-def _drop(name: str, why: str, rows: Rows, samplers: dict[str, Sampler]) -> None:
+def _drop(name: str, reason: str, rows: Rows, samplers: dict[str, Sampler]) -> None:
     """Replace an operator's results by the reason why it did not run, and free its memory."""
-    rows[name] = {"why": why}
+    rows[name] = {"why": reason}
     for kind in KINDS:
         samplers.pop(f"{kind} {name}", None)
     if torch.cuda.is_available():

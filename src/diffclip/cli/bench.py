@@ -58,17 +58,17 @@ def bench(
         _show(result)
 
 
-def _tune(place: torch.device) -> None:
+def _tune(device: torch.device) -> None:
     """Search the kernels' block sizes for both towers and keep them."""
     from diffclip.attention import fused
     from diffclip.benchmarking.attention import DTYPES, SHAPES
     from diffclip.benchmarking.operators import make_inputs
 
-    if place.type != "cuda":
+    if device.type != "cuda":
         raise InputError("--tune has nothing to tune on a CPU: the fused kernels run on a GPU, leave it out")
     with show_progress("tune", {"towers": len(SHAPES["cuda"])}) as progress:
         for shape in SHAPES["cuda"].values():
-            inputs = make_inputs(shape, place, DTYPES["cuda"], seed=0)
+            inputs = make_inputs(shape, device, DTYPES["cuda"], seed=0)
             why = fused.why_not_fused(inputs.q, inputs.v)
             if why is not None:
                 raise InputError(f"--tune has nothing to tune: {why}, leave it out")
@@ -79,15 +79,15 @@ def _tune(place: torch.device) -> None:
             plan = tuning.search(problem, inputs.q, inputs.v)
             if plan is None:
                 raise InputError("--tune found no block sizes: no candidate runs on this GPU, leave it out")
-            tuning.keep(problem, plan, tuning.plan_file(place))
+            tuning.keep(problem, plan, tuning.plan_file(device))
             progress("towers", 1, None)
-    typer.echo(f"block sizes kept in {tuning.plan_file(place)}", err=True)
+    typer.echo(f"block sizes kept in {tuning.plan_file(device)}", err=True)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(result: dict[str, Any]) -> None:
     rows: list[Any] = []
     absent = {}
-    for tower, measured in found["towers"].items():
+    for tower, measured in result["towers"].items():
         label = f"{tower}, N = {measured['shape']['tokens']}"
         plain = measured["rows"]["plain auto"].get("both", {}).get("median_ms")
         for name, row in measured["rows"].items():
@@ -103,4 +103,4 @@ def _show(found: dict[str, Any]) -> None:
     print_table(("tower", "attention", "forward\nms", "and backward\nms", "±", "to plain"), "llrrrr", rows)
     for name, why in absent.items():
         print(f"{name} did not run: {why}")
-    print(found["advice"])
+    print(result["advice"])

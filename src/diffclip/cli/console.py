@@ -61,13 +61,13 @@ def print_table(titles: Sequence[str], sides: str, rows: Iterable[Sequence[Rende
     table_console().print(table)
 
 
-def say_skipped(what: str, faults: Sequence[Fault]) -> None:
-    """Print on stderr that `what` was skipped, with the first few `faults`. Print nothing if there is no fault."""
+def say_skipped(items: str, faults: Sequence[Fault]) -> None:
+    """Print on stderr that `items` were skipped, with the first few `faults`. Print nothing if there is no fault."""
     if not faults:
         return
     details = "; ".join(printable(f"{fault.name}: {fault.reason}") for fault in faults[:_NAMED])
     suffix = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-    print(f"diffclip: skipped {what}: {details}{suffix}", file=sys.stderr)
+    print(f"diffclip: skipped {items}: {details}{suffix}", file=sys.stderr)
 
 
 def none_readable_error(faults: Sequence[Fault]) -> InputError:
@@ -78,13 +78,12 @@ def none_readable_error(faults: Sequence[Fault]) -> InputError:
 
 
 def read_images(
-    files: Sequence[Path], named: Sequence[Path], progress: Progress, faults: list[Fault]
+    files: Sequence[Path], required: Sequence[Path], progress: Progress, faults: list[Fault]
 ) -> Iterator[tuple[Path, Image.Image]]:
-    """Yield each readable file with its RGB image, and add the other files to `faults`. An unreadable file in `named`,
-    or no readable file at all, raises `InputError`."""
+    """Yield each readable file with its RGB image, and add the other files to `faults`. An unreadable file in
+    `required`, or no readable file at all, raises `InputError`."""
     from diffclip.data.images import read_image
 
-    required = set(named)
     for file in files:
         try:
             image = read_image(file)
@@ -119,10 +118,10 @@ def show_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
     bars = Bars(*columns, console=Console(stderr=True), transient=True)
     tasks: dict[str, TaskID] = {}
 
-    def advance(what: str, done: int, total: int | None) -> None:
-        if what not in tasks:
-            tasks[what] = bars.add_task(f"{what}: {title}", total=total or totals.get(what))
-        bars.advance(tasks[what], done)
+    def advance(kind: str, count: int, total: int | None) -> None:
+        if kind not in tasks:
+            tasks[kind] = bars.add_task(f"{kind}: {title}", total=total or totals.get(kind))
+        bars.advance(tasks[kind], count)
 
     with bars:
         yield advance
@@ -134,16 +133,16 @@ def _make_line_printer(title: str, totals: Mapping[str, int]) -> Progress:
     counts: dict[str, int] = {}
     since: dict[str, float] = {}
 
-    def advance(what: str, done: int, total: int | None) -> None:
+    def advance(kind: str, count: int, total: int | None) -> None:
         nonlocal called, printed
-        counts[what] = counts.get(what, 0) + done
-        total, now = total or totals.get(what), time.monotonic()
-        since.setdefault(what, called)
+        counts[kind] = counts.get(kind, 0) + count
+        total, now = total or totals.get(kind), time.monotonic()
+        since.setdefault(kind, called)
         called = now
-        if total and counts[what] < total and now - printed > _SECONDS_A_LINE:
+        if total and counts[kind] < total and now - printed > _SECONDS_A_LINE:
             printed = now
-            remaining = (now - since[what]) * (total - counts[what]) / counts[what]
-            share = 100 * counts[what] / total
-            print(f"{share:3.0f} %, {remaining:.0f} s left: {what}: {title}", file=sys.stderr, flush=True)
+            remaining = (now - since[kind]) * (total - counts[kind]) / counts[kind]
+            share = 100 * counts[kind] / total
+            print(f"{share:3.0f} %, {remaining:.0f} s left: {kind}: {title}", file=sys.stderr, flush=True)
 
     return advance

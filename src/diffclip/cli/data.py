@@ -147,16 +147,16 @@ def _fetch(name: str, root: Path) -> bool:
     return True
 
 
-def _fetch_captions(name: str, place: Path) -> None:
-    """Fetch one training set into the shards PLACE/train, and continue where an earlier call stopped."""
-    entry, shards = CAPTION_SETS[name], place / "train"
+def _fetch_captions(name: str, folder: Path) -> None:
+    """Fetch one training set into the shards FOLDER/train, and continue where an earlier call stopped."""
+    entry, shards = CAPTION_SETS[name], folder / "train"
     size = f"{entry.pairs / 1e6:,.1f} million pairs, at most {entry.pairs * _BYTES / 1e9:,.0f} GB"
     typer.echo(f"{name}: {entry.title}, {size}, from {entry.home}")
     if not shutil.which("img2dataset"):
         raise InputError(
             "img2dataset, which fetches the images, is not installed: run pipx install img2dataset"
         )
-    command = img2dataset_command(name, prepare_list(name, place), shards)
+    command = img2dataset_command(name, prepare_list(name, folder), shards)
     typer.echo("img2dataset fetches each image from its own address, which takes hours to days:")
     typer.echo(f"  {shlex.join(command)}")
     shards.mkdir(exist_ok=True)
@@ -219,32 +219,32 @@ def check(
         typer.echo(f"wrote {output}")
 
 
-def _rows(found: Check) -> list[tuple[str, str]]:
+def _rows(result: Check) -> list[tuple[str, str]]:
     from diffclip.data.check import CONTEXT_LENGTH, LEARNED_AT
 
     return [
-        ("shards", f"{found.shards:,}"),
-        ("faults in the shards", f"{len(found.skipped):,}"),
-        ("samples with image and caption", f"{found.usable:,}"),
-        ("read", "all" if found.read == found.usable else f"{found.read:,}, drawn at random"),
-        ("can be trained on", _of(found.whole, found.read)),
-        ("unreadable images", _of(len(found.images_broken), found.read)),
-        ("unreadable captions", _of(len(found.captions_broken), found.read)),
-        ("shorter edge", f"{_spread(found.shorter_edge)} px; below {LEARNED_AT}: {_of(found.small, found.whole)}"),
-        ("captions", f"{found.captions:,}, {found.captions / found.whole:.2g} per image"),
-        ("tokens", _spread(found.tokens)),
-        (f"cut at {CONTEXT_LENGTH} tokens", _of(found.truncated, found.captions)),
-        ("same pixels as another", _duplicates(found.exact, found.whole)),
-        ("looks like another", _duplicates(found.near, found.whole)),
+        ("shards", f"{result.shards:,}"),
+        ("faults in the shards", f"{len(result.skipped):,}"),
+        ("samples with image and caption", f"{result.usable:,}"),
+        ("read", "all" if result.read == result.usable else f"{result.read:,}, drawn at random"),
+        ("can be trained on", _of(result.whole, result.read)),
+        ("unreadable images", _of(len(result.images_broken), result.read)),
+        ("unreadable captions", _of(len(result.captions_broken), result.read)),
+        ("shorter edge", f"{_spread(result.shorter_edge)} px; below {LEARNED_AT}: {_of(result.small, result.whole)}"),
+        ("captions", f"{result.captions:,}, {result.captions / result.whole:.2g} per image"),
+        ("tokens", _spread(result.tokens)),
+        (f"cut at {CONTEXT_LENGTH} tokens", _of(result.truncated, result.captions)),
+        ("same pixels as another", _duplicates(result.exact, result.whole)),
+        ("looks like another", _duplicates(result.near, result.whole)),
     ]  # fmt: skip
 
 
-def _duplicates(groups: list[list[str]], whole: int) -> str:
-    return f"{_of(sum(map(len, groups)) - len(groups), whole)}, groups: {len(groups):,}"
+def _duplicates(groups: list[list[str]], samples: int) -> str:
+    return f"{_of(sum(map(len, groups)) - len(groups), samples)}, groups: {len(groups):,}"
 
 
-def _of(part: int, whole: int) -> str:
-    return f"{part:,} ({100 * part / max(whole, 1):.3g} %)"
+def _of(count: int, total: int) -> str:
+    return f"{count:,} ({100 * count / max(total, 1):.3g} %)"
 
 
 def _spread(values: Spread) -> str:

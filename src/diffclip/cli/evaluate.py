@@ -167,19 +167,19 @@ def evaluate(
         raise kind(f"{len(failures)} of {tasks} tasks failed, see above{hint}")
 
 
-def _show(done: Sequence[Record], results: ResultsFile, several: bool, json_lines: bool) -> None:
+def _show(records: Sequence[Record], results: ResultsFile, several: bool, json_lines: bool) -> None:
     """Print a table of the measured models, or all records of the file as JSON lines."""
     from diffclip.cli.evaluate_table import show_records
     from diffclip.evaluation.records import to_lines
 
     if json_lines:
         print(to_lines(results.records), end="")
-    elif done:
-        models = {(record.model, record.weights) for record in done}
+    elif records:
+        models = {(record.model, record.weights) for record in records}
         chosen = (
             [record for record in results.records if (record.model, record.weights) in models]
             if several
-            else done
+            else records
         )
         show_records(chosen, results.outcomes, headlines_only=several)
         if results.path is not None and several:

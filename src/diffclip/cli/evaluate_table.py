@@ -71,10 +71,10 @@ def _width(columns: pd.DataFrame) -> int:
     return _TASK + sum(letters + 3 for letters in widths)
 
 
-def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int, str]:
+def _differences(results: Results, outcomes: Sequence[Outcomes | None]) -> dict[int, str]:
     """Return by measure the second of two models minus the first, with its interval, if both have the same items.
 
-    `kept` has the outcomes of each record; all draws of a model count together.
+    `outcomes` has an entry per record; all draws of a model count together.
     """
     if len(results.models) != 2:
         return {}
@@ -82,7 +82,8 @@ def _differences(results: Results, kept: Sequence[Outcomes | None]) -> dict[int,
     for measure, rows in results.records.groupby("measure"):
         rows = rows.sort_values("draw", kind="stable")
         base, other = (
-            _join_draws([kept[i] for i in rows["place"][rows["model"] == model]]) for model in results.models
+            _join_draws([outcomes[i] for i in rows["place"][rows["model"] == model]])
+            for model in results.models
         )
         if base is not None and other is not None and same_items(base, other):
             differences, share = other.hits - base.hits, is_share(rows.iloc[0])

@@ -73,7 +73,7 @@ def _noting(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-def _look_at_training_data(recipe: Recipe, world: int, found: list[str]) -> int:
+def _look_at_training_data(recipe: Recipe, world: int, findings: list[str]) -> int:
     """Open the training data, and read a few images; return the number of samples per epoch."""
     data = recipe.data.model_copy(update={"workers": 0, "memory": False})
     try:
@@ -81,33 +81,33 @@ def _look_at_training_data(recipe: Recipe, world: int, found: list[str]) -> int:
     except DiffCLIPError as error:
         raise InputError(f"training data: {error}") from None
     corpus, expected = loader.corpus, recipe.data.expected_samples
-    found.append(
+    findings.append(
         f"training data: {loader.samples:,} samples per epoch in {loader.batches_per_epoch:,} batches, "
         f"{loader.dropped:,} left out of each"
     )
     if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
-        found.append(f"training data: {loader.samples:,} samples where the recipe expects {expected:,}")
+        findings.append(f"training data: {loader.samples:,} samples where the recipe expects {expected:,}")
     tried = min(_READ, corpus.samples)
     # read the first samples of remote shards: if an index lies beside the shards, only the first shard is fetched
     step = 1 if corpus.is_remote else corpus.samples // tried
     with closing(loader):
         read = [corpus.read(i * step) for i in range(tried)]
     broken = [sample for sample in read if isinstance(sample, Fault)]
-    found += [f"training data: {fault}" for fault in (*loader.faults[:3], *broken[:3])]
+    findings += [f"training data: {fault}" for fault in (*loader.faults[:3], *broken[:3])]
     summary = f"training data: {tried - len(broken)} of {tried} images that were tried can be read"
     if len(broken) == tried:
         raise InputError(summary)
-    found.append(summary)
+    findings.append(summary)
     return loader.samples
 
 
-def _look_at_validation_data(recipe: Recipe, found: list[str]) -> None:
+def _look_at_validation_data(recipe: Recipe, findings: list[str]) -> None:
     data = open_validation_data(recipe)
     if data is None:
-        found.append("validation data: none, so that no checkpoint is kept as the best (data.val)")
+        findings.append("validation data: none, so that no checkpoint is kept as the best (data.val)")
         return
-    found.append(f"validation data: {len(data):,} images with {sum(map(len, data.captions)):,} captions")
-    found += [f"validation data: {fault}" for fault in data.faults[:3]]
+    findings.append(f"validation data: {len(data):,} images with {sum(map(len, data.captions)):,} captions")
+    findings += [f"validation data: {fault}" for fault in data.faults[:3]]
 
 
 def _show_plan(plan: RunPlan) -> None:

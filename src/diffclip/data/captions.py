@@ -71,11 +71,11 @@ def read_text(file: Path) -> str:
         raise InputError(f"cannot read {file}: {error.strerror or error}; check the path") from error
 
 
-def _json(text: str, where: str) -> Any:
+def _json(text: str, source: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise InputError(f"{where} is not valid JSON ({error}): correct it") from None
+        raise InputError(f"{source} is not valid JSON ({error}): correct it") from None
 
 
 def _coco(content: Any, file: Path) -> Captions:
@@ -115,19 +115,19 @@ def _table(text: str, file: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _pairs_of(found: list[Any], file: Path) -> list[tuple[Any, ...]]:
-    if not all(isinstance(item, dict) for item in found):
+def _pairs_of(objects: list[Any], file: Path) -> list[tuple[Any, ...]]:
+    if not all(isinstance(item, dict) for item in objects):
         raise InputError(f"{file} is not a list of objects: give one object per image, with its captions")
-    return [tuple(item[_column(item, field, file)] for field in _COLUMN_NAMES) for item in found]
+    return [tuple(item[_column(item, field, file)] for field in _COLUMN_NAMES) for item in objects]
 
 
-def _column(names: Iterable[str], what: str, file: Path) -> str:
-    """Find the column or key of `what`, which is "image" or "caption"."""
+def _column(names: Iterable[str], field: str, file: Path) -> str:
+    """Find the column or key of `field`, which is "image" or "caption"."""
     columns = {name.strip().lower(): name for name in names}
-    for name in _COLUMN_NAMES[what]:
+    for name in _COLUMN_NAMES[field]:
         if name in columns:
             return columns[name]
     raise InputError(
-        f"{file} has no column of {what}s among {', '.join(columns)}: name one of them {what!r} (of a table in its "
+        f"{file} has no column of {field}s among {', '.join(columns)}: name one of them {field!r} (of a table in its "
         "first line)"
     )

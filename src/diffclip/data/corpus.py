@@ -201,7 +201,7 @@ class Corpus:
         for shard in self._shards:
             path = Path(shard.place)
             file = index_files(path)[0]
-            if path.is_file() and not read_index(file, stamp(path), whole=False):
+            if path.is_file() and not read_index(file, stamp(path), tables=False):
                 tar = open_tar(path)
                 write_index(file, tar.header, tar.table)
 

@@ -92,8 +92,8 @@ def fetch(name: str, root: str | Path) -> Path:
     return place
 
 
-def prepare_list(name: str, place: Path) -> Path:
-    """Fetch the list of a training set into the folder `place`, unless it is there, and return its path.
+def prepare_list(name: str, folder: Path) -> Path:
+    """Fetch the list of a training set into `folder`, unless it is there, and return its path.
 
     A TSV is rewritten as `urls.tsv`, with the header and the quotes that CSV readers expect. Lines without an address
     or a caption are left out. Parquet files are used as they are.
@@ -104,14 +104,14 @@ def prepare_list(name: str, place: Path) -> Path:
     """
     from torch.hub import download_url_to_file
 
-    entry, cleaned = CAPTION_SETS[name], place / "urls.tsv"
+    entry, cleaned = CAPTION_SETS[name], folder / "urls.tsv"
     if cleaned.exists():
         return cleaned
-    source = place / (entry.address.rpartition("/")[2] or "list")
+    source = folder / (entry.address.rpartition("/")[2] or "list")
     if not entry.address and not source.exists():
         raise InputError(f"{name}: {entry.wants}; put its .parquet files into {source} and start again")
     if not source.exists():
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with explain_errors(f"cannot fetch {entry.address}", _ADVICE, DiffCLIPError):
             download_url_to_file(entry.address, str(source))
     if source.suffix != ".tsv":

@@ -66,9 +66,9 @@ def set_name(source: str | Path, folder: Path) -> str:
 
 
 def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
-    def open_split(other: str) -> EvaluationSet | None:
-        exists = _has_shards(folder, other) or _has_files(name, other, folder)
-        return _open(name, other, folder, kind) if exists else None
+    def open_split(other_split: str) -> EvaluationSet | None:
+        exists = _has_shards(folder, other_split) or _has_files(name, other_split, folder)
+        return _open(name, other_split, folder, kind) if exists else None
 
     return replace(_read(name, split, folder, kind), beside=open_split)
 

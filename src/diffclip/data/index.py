@@ -207,17 +207,17 @@ def write_index(file: Path, header: Header, table: MemberTable) -> None:
         np.save(handle, table)
 
 
-def read_index(file: Path, mark: str | None, whole: bool = True) -> tuple[Header, MemberTable] | None:
+def read_index(file: Path, mark: str | None, tables: bool = True) -> tuple[Header, MemberTable] | None:
     """Read an index. Return None if it is missing or damaged, or if its stamp is not `mark` (None: any stamp).
 
-    With `whole=False`, only the header is read and the table is empty.
+    With `tables=False`, only the header is read and the table is empty.
     """
     try:
         with file.open("rb") as handle:
             fields = json.loads(str(np.load(handle, allow_pickle=False)))
             if fields.pop("format") != _FORMAT or mark not in (None, fields["stamp"]):
                 return None
-            return Header(**fields), np.load(handle, allow_pickle=False) if whole else NO_SAMPLES
+            return Header(**fields), np.load(handle, allow_pickle=False) if tables else NO_SAMPLES
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, MemoryError):
         return None
 
@@ -246,15 +246,15 @@ def open_tar(path: Path) -> Tar:
     return tar
 
 
-def _open_indexed(path: Path, whole: bool = True) -> Tar | None:
+def _open_indexed(path: Path, tables: bool = True) -> Tar | None:
     mark = stamp(path)
-    indexes = (read_index(file, mark, whole) for file in index_files(path) if mark)
+    indexes = (read_index(file, mark, tables) for file in index_files(path) if mark)
     return next((Tar(path, *index) for index in indexes if index), None)
 
 
-def open_tars(paths: Iterable[Path], whole: bool = True) -> dict[Path, Tar]:
-    """Open many shards; with `whole=False` tables may be empty. Several processes scan the shards without an index."""
-    opened = {path: _open_indexed(path, whole) for path in paths}
+def open_tars(paths: Iterable[Path], tables: bool = True) -> dict[Path, Tar]:
+    """Open many shards; with `tables=False` tables may be empty. Several processes scan the shards without an index."""
+    opened = {path: _open_indexed(path, tables) for path in paths}
     tars = {path: tar for path, tar in opened.items() if tar is not None}
     todo = [path for path in opened if path not in tars]
     if len(todo) <= 8:  # done before other processes would have started; threads would not run in parallel

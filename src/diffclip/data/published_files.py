@@ -48,21 +48,21 @@ _IMAGES = {
 }
 
 
-def open_files(name: str, split: str, place: Path) -> EvaluationSet:
-    """Open one split from files in `place` that are not shards. Raise `InputError` if the split is missing or
+def open_files(name: str, split: str, folder: Path) -> EvaluationSet:
+    """Open one split from files in `folder` that are not shards. Raise `InputError` if the split is missing or
     incomplete, or if clip_benchmark is needed but not installed."""
-    if not is_there(name, split, place):
-        raise missing_set_error(name, place.parent, split)
+    if not is_there(name, split, folder):
+        raise missing_set_error(name, folder.parent, split)
     reader = PUBLISHED[name].reader
     if reader == "pairs":
         raise InputError(f"{name} is a set of pairs: try --task mmvp")
     if reader == "choices":
-        return open_choices(name, place)
+        return open_choices(name, folder)
     if reader == "builder":
-        return _open_with_builder(name, split, place)
+        return _open_with_builder(name, split, folder)
     if reader == "captions":
-        return _open_captioned(name, split, *files_of(name, split, place))
-    return _open_class_folders(name, split, *files_of(name, split, place))
+        return _open_captioned(name, split, *files_of(name, split, folder))
+    return _open_class_folders(name, split, *files_of(name, split, folder))
 
 
 def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
@@ -111,27 +111,27 @@ def _open_captioned(name: str, split: str, folder: Path, file: Path) -> Evaluati
     return EvaluationSet(name, split, "retrieval", [], [], source, indices, captions=usable, faults=faults)
 
 
-def _open_with_builder(name: str, split: str, place: Path) -> EvaluationSet:
+def _open_with_builder(name: str, split: str, folder: Path) -> EvaluationSet:
     """Open a set with clip_benchmark's builder."""
     require_group("eval", "clip_benchmark", "requests", "scipy")
     from clip_benchmark.datasets.builder import build_dataset
 
-    advice = f"remove it and fetch it again, {command_for(name, place.parent)}"
+    advice = f"remove it and fetch it again, {command_for(name, folder.parent)}"
     # damaged lists and pickles raise nearly any error
-    with warnings.catch_warnings(), explain_errors(f"{name} in {place} cannot be read", advice):
+    with warnings.catch_warnings(), explain_errors(f"{name} in {folder} cannot be read", advice):
         # the builder warns that it knows no splits of Caltech-101 and SUN397; `draw_split` makes them
         warnings.simplefilter("ignore")
         dataset: Any = build_dataset(
-            name, root=str(place), split=publishers_split(name, split), download=False
+            name, root=str(folder), split=publishers_split(name, split), download=False
         )
     # torchvision's names for the list of labels (`y`: Caltech-101) and the list of files
     targets = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
     files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
     labels = [int(label) for label in targets]
     if absent := set(range(len(dataset.classes))) ^ set(labels):
-        raise InputError(f"{name} in {place} has no image or no name of its class {min(absent)}: {advice}")
+        raise InputError(f"{name} in {folder} has no image or no name of its class {min(absent)}: {advice}")
     indices = list(range(len(labels)))
-    keys = [os.path.relpath(file, place) for file in files] if files else [f"{i:07d}" for i in indices]
+    keys = [os.path.relpath(file, folder) for file in files] if files else [f"{i:07d}" for i in indices]
     if name in _TRAIN_IMAGES:
         indices = draw_split(keys, labels, split, _TRAIN_IMAGES[name])
     return EvaluationSet(
@@ -140,7 +140,7 @@ def _open_with_builder(name: str, split: str, place: Path) -> EvaluationSet:
         "classification",
         [str(text) for text in dataset.classes],
         list(dataset.templates),
-        FolderSource(place, keys, dataset),
+        FolderSource(folder, keys, dataset),
         indices,
         [labels[i] for i in indices],
     )

@@ -176,19 +176,19 @@ def parts_of(split: str) -> tuple[str, int | None, int | None]:
     return name, int(first) if first else None, int(end) if end else None
 
 
-def is_there(name: str, split: str, place: Path) -> bool:
-    """Tell whether `place` has the shards or files of a split, by name; raise `InputError` for an unknown split."""
-    if any((place / split).glob("*.tar")):
+def is_there(name: str, split: str, folder: Path) -> bool:
+    """Tell whether `folder` has the shards or files of a split, by name; raise `InputError` for an unknown split."""
+    if any((folder / split).glob("*.tar")):
         return True
     splits = PUBLISHED[name].splits
     if split not in splits:
         raise InputError(f"{name} has no split {split!r}: choose from {', '.join(splits)}")
-    return all(file.exists() for file in files_of(name, split, place))
+    return all(file.exists() for file in files_of(name, split, folder))
 
 
-def files_of(name: str, split: str, place: Path) -> list[Path]:
-    """List the files and folders of a split in `place`, the folder of images first."""
-    return [place / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
+def files_of(name: str, split: str, folder: Path) -> list[Path]:
+    """List the files and folders of a split in `folder`, the folder of images first."""
+    return [folder / file.format(split=publishers_split(name, split)) for file in PUBLISHED[name].files]
 
 
 def publishers_split(name: str, split: str) -> str:

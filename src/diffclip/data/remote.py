@@ -113,7 +113,7 @@ class RemoteShards:
             return Header("", {}, [str(error).removeprefix(f"{hide_secrets(address)} ")])
         mark = " ".join(str(info[key]) for key in _MARKS if info.get(key) is not None)
         self._marks[address] = mark
-        if index := read_index(cached_index(address), mark, whole=False):
+        if index := read_index(cached_index(address), mark, tables=False):
             return index[0]
         header = _fetch_header(system, path, info.get("size")) or open_tar(self.copy(address)).header
         return self._keep(address, header)
@@ -149,7 +149,7 @@ def _fetch_header(system: Any, path: str, size: Any) -> Header | None:
     with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
         file = Path(scratch, "index.npy")
         system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
-        index = read_index(file, None, whole=False)
+        index = read_index(file, None, tables=False)
         if index is not None and index[0].stamp.startswith(f"{size} "):
             return index[0]
     return None

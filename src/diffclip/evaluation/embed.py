@@ -67,8 +67,8 @@ def embed_texts(
     return check_embeddings(torch.cat(features)[torch.tensor(order).argsort().to(device)], "texts")
 
 
-def check_embeddings(features: Tensor, what: str) -> Tensor:
-    """Return the embeddings [N, D] of `what` ("images", "texts") unchanged.
+def check_embeddings(features: Tensor, kind: str) -> Tensor:
+    """Return the embeddings [N, D] of `kind` ("images", "texts") unchanged.
 
     Raises:
         NotFiniteError: an embedding is not finite.
@@ -76,7 +76,7 @@ def check_embeddings(features: Tensor, what: str) -> Tensor:
     broken = int((~features.isfinite()).any(1).sum())
     if broken:
         raise NotFiniteError(
-            f"the embeddings of {broken} of {len(features)} {what} are not finite numbers: the model's weights are "
+            f"the embeddings of {broken} of {len(features)} {kind} are not finite numbers: the model's weights are "
             "damaged or its training diverged, use another checkpoint"
         )
     return features
@@ -173,12 +173,12 @@ class Setting(Generic[AnySet]):
         """The templates of the zero-shot classifier."""
         return self.templates or self.data.templates
 
-    def batches(self, transform: Transform | None = None, what: str = "images") -> Iterator[ImageBatch]:
+    def batches(self, transform: Transform | None = None, kind: str = "images") -> Iterator[ImageBatch]:
         """Read the set in batches, prepared by `transform` (None: by `preprocess`), and report progress."""
         for batch in self.data.batches(transform or self.preprocess, self.batch_size, self.workers):
             yield batch
             if self.progress:
-                self.progress(what, len(batch.positions), len(self.data))
+                self.progress(kind, len(batch.positions), len(self.data))
 
     def image_features(self) -> tuple[Tensor, list[int]]:
         """Embed the images that can be read, [n, D], and return the position of each in the set."""

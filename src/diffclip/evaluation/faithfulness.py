@@ -116,8 +116,8 @@ def _areas(
     limits = (torch.arange(STEPS + 1) * patches / STEPS).round()[1:-1, None]
     inserted = ranks[:, :, None] < limits  # [n, O, STEPS − 1, P]
     ends = torch.stack([torch.zeros(patches), torch.ones(patches)]).expand(count, -1, -1).bool()
-    kept = torch.cat([ends, inserted.flatten(1, 2), ~inserted.flatten(1, 2)], dim=1)
-    curves = _probabilities(model, images, texts, truth, kept, at_once)
+    masks = torch.cat([ends, inserted.flatten(1, 2), ~inserted.flatten(1, 2)], dim=1)
+    curves = _probabilities(model, images, texts, truth, masks, at_once)
     blank, whole, rest = curves[:, :1], curves[:, 1:2], curves[:, 2:].view(count, 2, orders, -1)
     areas = (rest.sum(-1) + (blank + whole)[:, None] / 2) / STEPS
     return {
@@ -128,19 +128,19 @@ def _areas(
 
 
 def _probabilities(
-    model: CLIP, images: Tensor, texts: Tensor, truth: Tensor, kept: Tensor, at_once: int
+    model: CLIP, images: Tensor, texts: Tensor, truth: Tensor, masks: Tensor, at_once: int
 ) -> Tensor:
-    """Compute the probability [n, M] of the true texts [n] if an image shows only its patches `kept` [n, M, P]."""
+    """Compute the probability [n, M] of the true texts [n] if an image shows only the patches `masks` [n, M, P]."""
     patch = model.config.vision.patch_size
     side = images.shape[-1] // patch
-    owners = torch.arange(len(kept)).repeat_interleave(kept.shape[1]).to(images.device)
+    owners = torch.arange(len(masks)).repeat_interleave(masks.shape[1]).to(images.device)
     parts = []
     with evaluation_mode(model):
-        batches = (torch.split(values, at_once) for values in (owners, kept.flatten(0, 1)))
-        for rows, masks in zip(*batches, strict=True):
-            pixels = masks.view(-1, 1, side, side).to(images)
+        batches = (torch.split(values, at_once) for values in (owners, masks.flatten(0, 1)))
+        for rows, batch_masks in zip(*batches, strict=True):
+            pixels = batch_masks.view(-1, 1, side, side).to(images)
             pixels = pixels.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
             features = check_embeddings(embed_images(model, images[rows] * pixels), "images")
             shares = (model.logit_scale.exp() * features @ texts.T).softmax(-1)
             parts.append(shares.gather(1, truth[rows][:, None])[:, 0].float().cpu())
-        return torch.cat(parts).view(kept.shape[:2])
+        return torch.cat(parts).view(masks.shape[:2])

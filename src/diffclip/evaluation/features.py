@@ -28,15 +28,15 @@ METHOD = "class token before the projection"
 class Features(NamedTuple):
     """Features [N, D] float32 of labeled images, their classes int64 [N], and the name of their split for messages."""
 
-    where: str
+    name: str
     values: Tensor
     labels: Tensor
 
-    def take(self, indices: Tensor, where: str) -> Features:
-        """Select some of the images and call them `where`."""
-        return Features(where, self.values[indices], self.labels[indices])
+    def take(self, indices: Tensor, name: str) -> Features:
+        """Select some of the images and call them `name`."""
+        return Features(name, self.values[indices], self.labels[indices])
 
-    def check(self, classnames: Sequence[str], least: int, what: str) -> None:
+    def check(self, classnames: Sequence[str], least: int, purpose: str) -> None:
         """Raise `InputError` for a class with fewer than `least` images."""
         counts = torch.bincount(self.labels, minlength=len(classnames)).tolist()
         short = [
@@ -45,8 +45,8 @@ class Features(NamedTuple):
         if short:
             note = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
             raise InputError(
-                f"{self.where}: class {short[0]} images{note}, and {least} are needed {what}: add some, or leave the "
-                "class out of the set"
+                f"{self.name}: class {short[0]} images{note}, and {least} are needed {purpose}: add some, or leave "
+                "the class out of the set"
             )
 
 
@@ -82,7 +82,7 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
         values: list[Tensor] = []
         labels: list[int] = []
         with evaluation_mode(model):
-            for batch in replace(setting, data=data).batches(what=f"{data.split} images"):
+            for batch in replace(setting, data=data).batches(kind=f"{data.split} images"):
                 images = batch.images.to(model.logit_scale, non_blocking=True)
                 values.append(model.visual(images).float().cpu())
                 labels += [data.labels[position] for position in batch.positions]

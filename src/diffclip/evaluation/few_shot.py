@@ -41,12 +41,12 @@ def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
 
 class Episodes(NamedTuple):
     """The draws of all episodes: train images `supports` [E, WAY, SHOT] and test images `queries` [E, WAY, QUERIES].
-    `asked`, bool with the shape of `queries`, is False for the padding of a class with fewer test images.
+    `mask`, bool with the shape of `queries`, is False for the padding of a class with fewer test images.
     """
 
     supports: Tensor
     queries: Tensor
-    asked: Tensor
+    mask: Tensor
 
 
 def draw_episodes(
@@ -56,8 +56,8 @@ def draw_episodes(
     generator = np.random.default_rng(seed)
     chosen = _draw_distinct(generator, np.full(episodes, classes), WAY)
     supports, _ = _draw_images(generator, train_labels.numpy(), classes, chosen, SHOT)
-    queries, asked = _draw_images(generator, test_labels.numpy(), classes, chosen, QUERIES)
-    return Episodes(torch.from_numpy(supports), torch.from_numpy(queries), torch.from_numpy(asked))
+    queries, mask = _draw_images(generator, test_labels.numpy(), classes, chosen, QUERIES)
+    return Episodes(torch.from_numpy(supports), torch.from_numpy(queries), torch.from_numpy(mask))
 
 
 def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Progress | None = None) -> Tensor:
@@ -80,7 +80,7 @@ def episode_hits(train: Tensor, test: Tensor, episodes: Episodes, progress: Prog
             distances = distances.view(-1, WAY, QUERIES, WAY)
             to_own = distances.masked_fill(~is_own, torch.inf).amin(-1)
             to_others = distances.masked_fill(is_own, torch.inf).amin(-1)
-            hits.append((to_own < to_others) & episodes.asked[part])
+            hits.append((to_own < to_others) & episodes.mask[part])
             if progress:
                 progress("episodes", len(hits[-1]), len(episodes.supports))
     return torch.cat(hits)
@@ -102,18 +102,18 @@ def score_episodes(
     classes = len(classnames)
     if classes < WAY:
         raise InputError(
-            f"{test.where}: few-shot draws {WAY} classes per episode, but the set has {classes}: use another set"
+            f"{test.name}: few-shot draws {WAY} classes per episode, but the set has {classes}: use another set"
         )
     train.check(classnames, SHOT, "to learn from")
     test.check(classnames, 1, "to ask about")
     episodes = draw_episodes(train.labels, test.labels, classes, seed, EPISODES)
     right = episode_hits(train.values, test.values, episodes, progress)
-    counts = episodes.asked.sum((1, 2)).double()
+    counts = episodes.mask.sum((1, 2)).double()
     accuracies = right.sum((1, 2)) / counts
-    weights = (episodes.asked.sum() / (len(counts) * counts))[:, None, None].expand_as(right)
-    images, order = episodes.queries[episodes.asked].sort(stable=True)
-    hits = (right * weights)[episodes.asked][order].numpy()
-    value, unweighted = float(accuracies.mean()), right[episodes.asked][order].double().numpy()
+    weights = (episodes.mask.sum() / (len(counts) * counts))[:, None, None].expand_as(right)
+    images, order = episodes.queries[episodes.mask].sort(stable=True)
+    hits = (right * weights)[episodes.mask][order].numpy()
+    value, unweighted = float(accuracies.mean()), right[episodes.mask][order].double().numpy()
     # the interval of the plain mean over answers, which stays within 0 and 1, moved to the weighted mean
     shift = value - float(unweighted.mean())
     low, high = (min(1.0, max(0.0, bound + shift)) for bound in mean_interval(unweighted, images))

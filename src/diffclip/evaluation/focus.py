@@ -127,21 +127,22 @@ def texts_in_view(setting: Setting[Any], position: int, grid: int) -> tuple[list
     return [thing.worded(setting.prompt, setting.words) for thing in things], coverage
 
 
-def other_text(text: str, of_image: Sequence[str], of_set: Sequence[str]) -> str:
+def other_text(text: str, own_texts: Sequence[str], set_texts: Sequence[str]) -> str:
     """Choose the next other text of the image, in a circle; if it has none, the next of the set's distinct texts."""
-    start = of_image.index(text)
-    candidates = [candidate for candidate in (*of_image[start:], *of_image[:start]) if candidate != text]
-    return candidates[0] if candidates else of_set[(of_set.index(text) + 1) % len(of_set)]
+    start = own_texts.index(text)
+    candidates = [candidate for candidate in (*own_texts[start:], *own_texts[:start]) if candidate != text]
+    return candidates[0] if candidates else set_texts[(set_texts.index(text) + 1) % len(set_texts)]
 
 
-def _last_layer(model: CLIP, images: Tensor, texts: Tensor, others: Tensor | None) -> dict[str, Tensor]:
-    """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for `texts`, some minus `others` (both [B, T, D])."""
-    all_texts = texts if others is None else torch.cat([texts, others], dim=1)
+def _last_layer(model: CLIP, images: Tensor, texts: Tensor, contrast: Tensor | None) -> dict[str, Tensor]:
+    """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for `texts`, some minus `contrast`; both [B, T, D]."""
+    all_texts = texts if contrast is None else torch.cat([texts, contrast], dim=1)
     relevances = image_relevances(model, images, all_texts)
     relevances = {name: values.flatten(2).cpu() for name, values in relevances.items()}
     count = texts.shape[1]
     maps = {}
-    for name, prefix in {"relevance": "", "grad-eclip": "grad-eclip, "}.items() if others is not None else ():
+    prefixes = {"relevance": "", "grad-eclip": "grad-eclip, "} if contrast is not None else {}
+    for name, prefix in prefixes.items():
         maps[f"{prefix}{OWN_MINUS_OTHER}"] = relevances[name][:, :count] - relevances[name][:, count:]
     graph = image_relevances(model, images, texts, norm="graph", methods=["relevance"])["relevance"]
     maps |= {IN_GRAPH: graph.flatten(2).cpu(), "grad-eclip": relevances["grad-eclip"][:, :count]}
@@ -179,9 +180,9 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
     return table
 
 
-def _class_rows(full: Tensor) -> Tensor:
+def _class_rows(maps: Tensor) -> Tensor:
     """The class token's rows of maps [B, H, N, N]: [B, H, N]."""
-    return full.detach()[:, :, 0].float()
+    return maps.detach()[:, :, 0].float()
 
 
 def _measure_heads(maps: Sequence[Tensor], owners: Tensor, coverage: Tensor) -> dict[str, Tensor]:
@@ -207,10 +208,10 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _by_head(map: str, measured: Mapping[str, Tensor]) -> dict[Place, Tensor]:
+def _by_head(map: str, values: Mapping[str, Tensor]) -> dict[Place, Tensor]:
     """Average values [n, L, H] over heads to layers, and over layers to the headline."""
     table: dict[Place, Tensor] = {}
-    for name, heads in measured.items():
+    for name, heads in values.items():
         table |= by_place(map, name, heads.mean((1, 2)), heads.mean(2), heads)
     return table
 

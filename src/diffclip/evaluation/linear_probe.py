@@ -74,7 +74,7 @@ def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     validation_set = next((split for split in splits if split is not None), None)
     if validation_set is None:
         learned, held = stratified_split(train.labels, setting.draw)
-        validation, train = train.take(held, f"{train.where}, held out"), train.take(learned, train.where)
+        validation, train = train.take(held, f"{train.name}, held out"), train.take(learned, train.name)
     else:
         validation = read_features(setting, validation_set)
     metric = headline_metric(data.name)
@@ -124,16 +124,16 @@ def fit_probe(
     classes = len(classnames)
     if classes < 2:
         raise InputError(
-            f"{test.where}: a linear probe needs two classes, but the set has {classes}: use another set"
+            f"{test.name}: a linear probe needs two classes, but the set has {classes}: use another set"
         )
     train.check(classnames, 1, "to learn from")
     fits: list[Fit] = []
 
-    def ranks_after(learned: Features, cost: float, asked: Features) -> Tensor:
-        fits.append(fit_layer(learned.values, learned.labels, classes, cost))
+    def ranks_after(fit_data: Features, cost: float, queries: Features) -> Tensor:
+        fits.append(fit_layer(fit_data.values, fit_data.labels, classes, cost))
         if progress:
             progress("fits", 1, None)
-        return fits[-1].ranks(asked)
+        return fits[-1].ranks(queries)
 
     def score(cost: float) -> float:
         ranks = ranks_after(train, cost, validation)

@@ -105,11 +105,11 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
     return table if alignment is None else {**table, (None, "gradient_cosine"): alignment}
 
 
-def _gradient_cosine(y: Tensor, seen: Sequence[AttentionMaps], images: Tensor) -> Tensor:
+def _gradient_cosine(y: Tensor, maps: Sequence[AttentionMaps], images: Tensor) -> Tensor:
     """Compute for each layer the cosine [B, L] of the pixel gradients of ⟨G, A1⟩ and ⟨G, A2⟩, G = ∂y/∂(A1 − λ·A2)."""
-    weights = torch.autograd.grad(y, [layer.combined for layer in seen], retain_graph=True)
+    weights = torch.autograd.grad(y, [layer.combined for layer in maps], retain_graph=True)
     cosines = []
-    for layer, weight in zip(seen, weights, strict=True):
+    for layer, weight in zip(maps, weights, strict=True):
         assert layer.second is not None
         first, second = (
             torch.autograd.grad((weight * part).sum(), images, retain_graph=True)[0].flatten(1)

@@ -118,9 +118,9 @@ def _rank_of_column(scores: Tensor, right: Tensor) -> Tensor:
     return ranks.masked_fill(right_scores[:, 0].isnan(), NEVER)
 
 
-def _rank_of_best(scores: Tensor, own: Tensor) -> Tensor:
-    """Count the columns of [R, C] outside `own` that do not score strictly less than the best inside."""
-    usable = own & ~scores.isnan()
+def _rank_of_best(scores: Tensor, is_own: Tensor) -> Tensor:
+    """Count the columns of [R, C] outside `is_own` that do not score strictly less than the best inside."""
+    usable = is_own & ~scores.isnan()
     best = scores.masked_fill(~usable, -torch.inf).amax(1, keepdim=True)
-    ranks = (~own).sum(1) - ((scores < best) & ~own).sum(1)
-    return ranks.masked_fill(~usable.any(1), NEVER).masked_fill(~own.any(1), NOT_ASKED)
+    ranks = (~is_own).sum(1) - ((scores < best) & ~is_own).sum(1)
+    return ranks.masked_fill(~usable.any(1), NEVER).masked_fill(~is_own.any(1), NOT_ASKED)

@@ -144,8 +144,8 @@ def _key(record: Record, *names: str) -> str:
     return json.dumps([getattr(record, name) for name in names])
 
 
-def same_items(one: Outcomes, other: Outcomes) -> bool:
+def same_items(first: Outcomes, second: Outcomes) -> bool:
     """Tell whether outcomes are of the same items, so that they can be paired."""
-    if one.clusters is None or other.clusters is None:
-        return one.clusters is other.clusters and len(one.hits) == len(other.hits)
-    return np.array_equal(one.clusters, other.clusters)
+    if first.clusters is None or second.clusters is None:
+        return first.clusters is second.clusters and len(first.hits) == len(second.hits)
+    return np.array_equal(first.clusters, second.clusters)

@@ -128,7 +128,7 @@ class ItemTest(NamedTuple):
 
 
 def compare_two_trained_weights(
-    hits: NDArray[np.float64], other: NDArray[np.float64], clusters: NDArray[np.int64] | None = None
+    hits: NDArray[np.float64], other_hits: NDArray[np.float64], clusters: NDArray[np.int64] | None = None
 ) -> ItemTest:
     """Compare two sets of trained weights item by item; the result says nothing about another training run.
 
@@ -140,14 +140,16 @@ def compare_two_trained_weights(
     """
     from scipy.stats import binomtest, permutation_test
 
-    if hits.shape != other.shape:
-        raise InputError(f"outcomes of {hits.size} and {other.size} items cannot be paired: use the same set")
-    differences = hits - other
+    if hits.shape != other_hits.shape:
+        raise InputError(
+            f"outcomes of {hits.size} and {other_hits.size} items cannot be paired: use the same set"
+        )
+    differences = hits - other_hits
     sums = np.round(by_cluster(differences[:, None], clusters)[0][:, 0], 12)
     sums = sums[sums != 0]
     if len(sums) < 2:  # both signs of a single sum are equally likely
         p = 1.0
-    elif clusters is None and np.isin([hits, other], (0, 1)).all():
+    elif clusters is None and np.isin([hits, other_hits], (0, 1)).all():
         p = binomtest(int((sums > 0).sum()), len(sums)).pvalue
     else:
         batch = max(1, _WEIGHTS_AT_ONCE // len(sums))

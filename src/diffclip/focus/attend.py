@@ -148,11 +148,11 @@ class _Reader:
         empty = row.new_empty(len(images), 0)
         return as_patches(patch_part(row)[:, None]), empty, empty[..., None]
 
-    def _chosen(self, seen: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
-        heads = seen[0].first.shape[1]
+    def _chosen(self, layer_maps: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
+        heads = layer_maps[0].first.shape[1]
         if self.head is not None and not 0 <= self.head < heads:
             raise InputError(f"{self.name} has no head {self.head + 1}: they are numbered from 1 to {heads}")
-        return seen[: self.last - self.first]
+        return layer_maps[: self.last - self.first]
 
     def joined(self, parts: Sequence[_Part]) -> Attended:
         maps, cosines, spoken = (torch.cat(kind) for kind in zip(*parts, strict=True))
@@ -175,7 +175,7 @@ def _layer_range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
 
 
 def write_arrays(
-    path: Path, found: Mapping[str, Attended], images: Sequence[str], texts: Sequence[str], method: str
+    path: Path, model_maps: Mapping[str, Attended], images: Sequence[str], texts: Sequence[str], method: str
 ) -> Path:
     """Write the maps of M models for P images and T texts as a file for `numpy.load`.
 
@@ -183,7 +183,7 @@ def write_arrays(
     for a method without texts). If grids differ, `maps_0`, `maps_1`, … [P, T, h, w] hold the maps by model. Texts add
     `cosines` and `probabilities` [M, P, T], `tokens` [M, T, L], padded with "", and `token_relevance` [M, P, T, L].
     """
-    results, models = list(found.values()), list(found)
+    results, models = list(model_maps.values()), list(model_maps)
     arrays: dict[str, Any] = {"models": models, "images": images, "method": method}
     arrays["texts"] = np.array(texts, np.str_)
     if len({result.maps.shape for result in results}) == 1:

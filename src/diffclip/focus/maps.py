@@ -126,11 +126,11 @@ def _end_correlation(maps: AttentionMaps, tokens: Tensor) -> Tensor:
     return _pearson(first, second, torch.arange(first.shape[-1], device=tokens.device) <= ends[:, None, None])
 
 
-def _pearson(first: Tensor, second: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Compute Pearson's correlation of two rows [..., P] over the entries that are `seen` (None: all): float64 [...];
+def _pearson(first: Tensor, second: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute Pearson's correlation of two rows [..., P] over the entries in `mask` (None: all): float64 [...];
     0 if a row is constant up to rounding."""
     pair = torch.stack([first, second]).double()
-    weight = torch.ones_like(pair) if seen is None else seen.to(pair.dtype).expand_as(pair)
+    weight = torch.ones_like(pair) if mask is None else mask.to(pair.dtype).expand_as(pair)
     mean = (pair * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)
     centered = (pair - mean) * weight
     norms = torch.linalg.vector_norm(centered, dim=-1)

@@ -79,7 +79,7 @@ def images_at_once(model: CLIP, first_layer: int = 0) -> int:
 
 
 def _attend(
-    layer: Any, gradients: bool, detach_norm: bool, seen: list[AttentionMaps], x: Tensor, causal: bool
+    layer: Any, gradients: bool, detach_norm: bool, layer_maps: list[AttentionMaps], x: Tensor, causal: bool
 ) -> Tensor:
     if gradients:
         torch.set_grad_enabled(True)  # until the block of `recording` ends
@@ -88,5 +88,5 @@ def _attend(
     out: Tensor
     maps: AttentionMaps
     out, maps = layer.attend_through_maps(x, causal, detach_norm and gradients)
-    seen.append(maps)
+    layer_maps.append(maps)
     return out

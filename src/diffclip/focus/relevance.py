@@ -54,16 +54,16 @@ def image_relevances(
 
 
 def patch_rows(
-    maps: Sequence[AttentionMaps], of: Sequence[Tensor], methods: Sequence[str], head: int | None = None
+    maps: Sequence[AttentionMaps], grads: Sequence[Tensor], methods: Sequence[str], head: int | None = None
 ) -> dict[str, Tensor]:
     """Compute the relevance of the patches for the class token by each of `methods`, [B, h·w] ≥ 0, from the layers
-    `maps` and their gradients `of`; `head` takes one head instead of all."""
+    `maps` and their gradients `grads`; `head` takes one head instead of all."""
     tokens = maps[0].first.shape[-1]
-    positions = torch.arange(tokens, device=of[0].device)
+    positions = torch.arange(tokens, device=grads[0].device)
     patches = positions >= tokens - patch_part(positions).shape[-1]
-    class_tokens = torch.zeros(len(of[0]), dtype=torch.int64, device=of[0].device)
+    class_tokens = torch.zeros(len(grads[0]), dtype=torch.int64, device=grads[0].device)
     return {
-        name: patch_part(METHODS[name](maps, of, class_tokens, patches.expand(len(of[0]), -1), head))
+        name: patch_part(METHODS[name](maps, grads, class_tokens, patches.expand(len(grads[0]), -1), head))
         for name in methods
     }
 
@@ -112,24 +112,24 @@ def weight_by_gradient(maps: AttentionMaps, gradient: Tensor) -> Tensor:
 
 
 def relevance_of(
-    maps: Sequence[AttentionMaps], of: Sequence[Tensor], rows: Tensor, among: Tensor, head: int | None
+    maps: Sequence[AttentionMaps], grads: Sequence[Tensor], rows: Tensor, mask: Tensor, head: int | None
 ) -> Tensor:
-    """Compute R from the layers `maps` and their gradients `of`; return the row of each token of `rows` [B]: [B, N].
+    """Compute R from the layers `maps` and their gradients `grads`; return the row of each token of `rows` [B]: [B, N].
 
-    Ā is the mean over heads, or that of one `head`. `among` is not used: all methods have the same arguments.
+    Ā is the mean over heads, or that of one `head`. `mask` is not used: all methods have the same arguments.
     """
     tokens = maps[0].first.shape[-1]
-    relevance = torch.eye(tokens, dtype=of[0].dtype, device=of[0].device).expand(len(of[0]), -1, -1)
-    for layer, gradient in zip(maps, of, strict=True):
+    relevance = torch.eye(tokens, dtype=grads[0].dtype, device=grads[0].device).expand(len(grads[0]), -1, -1)
+    for layer, gradient in zip(maps, grads, strict=True):
         positive = weight_by_gradient(layer, gradient)
         relevance = relevance + (positive.mean(1) if head is None else positive[:, head]) @ relevance
     return relevance[torch.arange(len(rows), device=rows.device), rows]
 
 
 def grad_eclip_of(
-    maps: Sequence[AttentionMaps], of: Sequence[Tensor], rows: Tensor, among: Tensor, head: int | None
+    maps: Sequence[AttentionMaps], grads: Sequence[Tensor], rows: Tensor, mask: Tensor, head: int | None
 ) -> Tensor:
-    """Compute H [B, N] ≥ 0 from the layers `maps` and their gradients `of`; 0 outside `among`.
+    """Compute H [B, N] ≥ 0 from the layers `maps` and their gradients `grads`; 0 outside `mask`.
 
     Zhao et al., "Gradient-based Visual Explanation for CLIP" (ICML 2024) and "Grad-ECLIP" (arXiv:2502.18816). In the
     last layer, o is the class token's output before the output projection, v_i and k_i are the value and key of patch
@@ -146,17 +146,17 @@ def grad_eclip_of(
     uses a single head and sends queries and keys through the output projection; the paper's formula does neither.
     """
     samples = torch.arange(len(rows), device=rows.device)
-    total = torch.zeros_like(among, dtype=of[0].dtype)
-    for layer, gradient in zip(maps, of, strict=True):
+    total = torch.zeros_like(mask, dtype=grads[0].dtype)
+    for layer, gradient in zip(maps, grads, strict=True):
         row = gradient[samples, :, rows]
         channels = row.sum(1) if head is None else row[:, head]
-        total = total + spatial_weights(layer, rows, among) * channels
-    return total.clamp_min(0) * among
+        total = total + spatial_weights(layer, rows, mask) * channels
+    return total.clamp_min(0) * mask
 
 
-def spatial_weights(maps: AttentionMaps, rows: Tensor, among: Tensor) -> Tensor:
+def spatial_weights(maps: AttentionMaps, rows: Tensor, mask: Tensor) -> Tensor:
     """Compute the spatial weights Φ(cos(q, k_i)) for the queries of the tokens `rows` [B]: [B, N], scaled to [0, 1]
-    over the tokens `among` [B, N]; 1 if all are equal."""
+    over the tokens in `mask` [B, N]; 1 if all are equal."""
     assert maps.queries is not None
     assert maps.keys is not None
     samples = torch.arange(len(rows), device=rows.device)
@@ -172,8 +172,8 @@ def spatial_weights(maps: AttentionMaps, rows: Tensor, among: Tensor) -> Tensor:
             _cosine(products[:, offset::2], query[:, offset::2], lengths[:, offset::2]) for offset in (0, 1)
         )
         cosines = (first - lam * second).sum(1)
-    low = cosines.masked_fill(~among, torch.inf).amin(-1, keepdim=True)
-    high = cosines.masked_fill(~among, -torch.inf).amax(-1, keepdim=True)
+    low = cosines.masked_fill(~mask, torch.inf).amin(-1, keepdim=True)
+    high = cosines.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True)
     return torch.where(high > low, (cosines - low) / (high - low), 1.0)
 
 

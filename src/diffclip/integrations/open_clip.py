@@ -240,35 +240,35 @@ def _wrap_create_model(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return create_model
 
 
-def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
-    """Make the model `named` from `create_model`'s arguments, on their device and in their dtype, in training mode."""
+def _create(clip_config: CLIPConfig, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
+    """Make the model of `clip_config` in training mode, on the device and in the dtype of `create_model`'s `kwargs`."""
     from open_clip import get_input_dtype
 
-    name, size, starts = given["model_name"], given["force_image_size"], given["model_kwargs"]
-    changed = {key for key, value in given.items() if key not in _USED and value != defaults[key]}
+    name, size, starts = kwargs["model_name"], kwargs["force_image_size"], kwargs["model_kwargs"]
+    changed = {key for key, value in kwargs.items() if key not in _USED and value != defaults[key]}
     if refused := (changed | starts.keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
         raise InputError(f"{', '.join(sorted(refused))} cannot be given for {name}: leave it out")
     if not isinstance(size, int | None):
         if len(set(size)) != 1:
             raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
         size = size[0]
-    source = given["pretrained"]
-    weights = read_weights(locate(source, given["cache_dir"])) if source and given["load_weights"] else None
-    if weights is None and given["require_pretrained"]:
+    source = kwargs["pretrained"]
+    weights = read_weights(locate(source, kwargs["cache_dir"])) if source and kwargs["load_weights"] else None
+    if weights is None and kwargs["require_pretrained"]:
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
-    config = named
+    config = clip_config
     if weights is not None and weights.config is not None:
         config = weights.config
-        if variant_of(named) == "custom":  # the name does not identify λ_init and attention
-            check_same(named, config, source)
-        if name_of(config) != name_of(named):
+        if variant_of(clip_config) == "custom":  # the name does not identify λ_init and attention
+            check_same(clip_config, config, source)
+        if name_of(config) != name_of(clip_config):
             raise InputError(
-                f"{source} holds {name_of(config)}, not {name_of(named)}: name {name_of(config)}"
+                f"{source} holds {name_of(config)}, not {name_of(clip_config)}: name {name_of(config)}"
             )
     fields = config.model_dump()
     fields["logit_bias"] |= starts.get("init_logit_bias") is not None
-    if given["force_patch_dropout"] is not None:
-        fields["vision"]["patch_dropout"] = given["force_patch_dropout"]
+    if kwargs["force_patch_dropout"] is not None:
+        fields["vision"]["patch_dropout"] = kwargs["force_patch_dropout"]
     config = parse_config(fields, f"what is forced on {name}")
     if weights is None and size is not None:
         config = resize_config(config, size)
@@ -285,9 +285,9 @@ def _create(named: CLIPConfig, given: Mapping[str, Any], defaults: Mapping[str, 
                 torch.nn.init.constant_(model.get_parameter(parameter), starts[key])
     if size is not None and size != model.config.vision.image_size:
         model.set_image_size(size)
-    _set_preprocess(model, name, given["force_preprocess_cfg"] or {})
-    model.output_dict = bool(given["output_dict"])
-    model.to(device=given["device"], dtype=get_input_dtype(given["precision"]))
+    _set_preprocess(model, name, kwargs["force_preprocess_cfg"] or {})
+    model.output_dict = bool(kwargs["output_dict"])
+    model.to(device=kwargs["device"], dtype=get_input_dtype(kwargs["precision"]))
     # λ and these scalars stay float32: in bfloat16 a training step is too small to change a scale of 14
     for scalar in (model.logit_scale, model.logit_bias):
         if scalar is not None:

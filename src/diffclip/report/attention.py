@@ -160,7 +160,7 @@ def model_view(image: Image.Image, loaded: Prepared) -> Pixels:
 
 
 def attend_figures(
-    found: Mapping[str, Attended],
+    model_maps: Mapping[str, Attended],
     views: Mapping[str, Sequence[Pixels]],
     names: Sequence[str],
     texts: Sequence[str],
@@ -168,15 +168,15 @@ def attend_figures(
 ) -> Iterator[Figure]:
     """Yield a figure per image with a row per model, as in the paper's Figure 2; each is drawn when it is asked for.
 
-    `found` has the maps by model, for P images and the texts; `views` has the images by model, as the model sees them;
-    `view` says which maps they are.
+    `model_maps` has the maps by model, for P images and the texts; `views` has the images by model, as the model sees
+    them; `view` says which maps they are.
     """
     floor = RELEVANCE_FLOOR if view.method == "relevance" else 0.0
     shares = " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
     for number, name in enumerate(names):
         images = {label: model_views[number] for label, model_views in views.items()}
-        rows = model_rows(found, images, list(texts) or [view.method], number)
-        yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", list(found), floor)
+        rows = model_rows(model_maps, images, list(texts) or [view.method], number)
+        yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", list(model_maps), floor)
 
 
 def arrange_blocks(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
@@ -187,12 +187,12 @@ def arrange_blocks(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[
 
 
 def model_rows(
-    found: Mapping[str, Attended], views: Mapping[str, Pixels], titles: Sequence[str], number: int = 0
+    model_maps: Mapping[str, Attended], views: Mapping[str, Pixels], titles: Sequence[str], number: int = 0
 ) -> list[list[Cell]]:
     """Make a row per model for image `number`: the image and its maps; only the first row has titles."""
     rows = [
         [Cell(views[label], title="image"), *map_cells(attended, number, views[label], titles)]
-        for label, attended in found.items()
+        for label, attended in model_maps.items()
     ]
     return _titles_once(rows)
 
@@ -201,19 +201,19 @@ def _titles_once(rows: list[list[Cell]]) -> list[list[Cell]]:
     return [rows[0], *([cell._replace(title="") for cell in row] for row in rows[1:])]
 
 
-def map_cells(one: Attended, number: int, image: Pixels, titles: Sequence[str]) -> list[Cell]:
+def map_cells(attended: Attended, number: int, image: Pixels, titles: Sequence[str]) -> list[Cell]:
     """Make a cell per map of image `number`, with its cosine, its share among several texts, and its strongest word."""
     cells = []
     for text, title in enumerate(titles):
         caption = ""
-        if one.pieces:
-            cosine = round(float(one.cosines[number, text]), 2) + 0  # −0.0 becomes 0
+        if attended.pieces:
+            cosine = round(float(attended.cosines[number, text]), 2) + 0  # −0.0 becomes 0
             caption = f"cosine {cosine:.2f}".replace("-", "−")
-            if len(one.pieces) > 1:
-                caption += f", {100 * one.probabilities[number, text]:.0f} %"
-            word = _strongest_word(one.pieces[text], one.spoken[number, text])
+            if len(attended.pieces) > 1:
+                caption += f", {100 * attended.probabilities[number, text]:.0f} %"
+            word = _strongest_word(attended.pieces[text], attended.spoken[number, text])
             caption += f"\nword: {word}" if word else ""
-        cells.append(Cell(image, one.maps[number, text], title, caption, one.patch))
+        cells.append(Cell(image, attended.maps[number, text], title, caption, attended.patch))
     return cells
 
 
@@ -262,8 +262,8 @@ def _hit_cell(rank: int, hit: Hit) -> Cell:
     return Cell(np.asarray(image), title=f"{rank}: {hit.score:.3f}", caption=name)
 
 
-def _shortened(name: str, most: int = 22) -> str:
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2) + 1 :]}"
+def _shortened(name: str, letters: int = 22) -> str:
+    return name if len(name) <= letters else f"{name[: letters // 2]}…{name[-(letters // 2) + 1 :]}"
 
 
 def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) -> list[Path]:

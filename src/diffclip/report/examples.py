@@ -72,16 +72,16 @@ def attention_examples(
         "Attention of the class token in the last vision layer, mean over heads: A1 and A2 are the two maps of "
         "differential attention, and the signed A1 − λ·A2 multiplies the values. Then two images, each with its own "
         "caption and the other's: which patches speak for each.",
-        [grid_figure(rows), paper_figures(models, data, seed, more=0)["figure_2"].figures[0]],
+        [grid_figure(rows), paper_figures(models, data, seed, count=0)["figure_2"].figures[0]],
     )
 
 
 def paper_figures(
-    models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0, more: int = 8
+    models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0, count: int = 8
 ) -> dict[str, Extra]:
     """Draw the paper's Figures 2 and 6 for a set; the keys are file names without an ending.
 
-    Figure 2: two images, each with maps for its own text and the other image's. Figure 6: up to `more` others, each
+    Figure 2: two images, each with maps for its own text and the other image's. Figure 6: up to `count` others, each
     with maps for its own text. The text of an image is its first caption, or its class in the set's first template.
     """
     pair: dict[str, Image.Image] = {}
@@ -94,9 +94,9 @@ def paper_figures(
         text = true_text(data, position)
         if len(pair) < 2:
             pair.setdefault(text, image)
-        elif len(others) < more:
+        elif len(others) < count:
             others.append((text, image))
-        if len(pair) == 2 and len(others) == more:
+        if len(pair) == 2 and len(others) == count:
             break
     if len(pair) < 2:
         raise InputError(

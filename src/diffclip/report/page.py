@@ -234,7 +234,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     last, state = run.rows[-1], run.state(time.time())
     end = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
-    moment = datetime.fromtimestamp(last.get("time") or run.heard)
+    moment = datetime.fromtimestamp(last.get("time") or run.write_time)
     facts = {"state": f"{state}{end}, last step {moment:%Y-%m-%d %H:%M}", "step": f"{last['step']:,}{total}"}
     rates = [row["samples_per_second"] for row in run.rows[-50:] if row.get("samples_per_second")]
     if rates:

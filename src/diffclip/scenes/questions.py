@@ -50,8 +50,8 @@ def _absent(
 ) -> Callable[[Sequence[Any], Negatives, Sequence[Any], Dice], list[Any]]:
     """Make a topic's `absent` from all its things and a function: the distance of a thing to the things of an image."""
 
-    def absent(present: Sequence[Any], negatives: Negatives, often: Sequence[Any], dice: Dice) -> list[Any]:
-        ranked = [*often, *everything] if negatives == "popular" else dice.shuffle(everything)
+    def absent(present: Sequence[Any], negatives: Negatives, popular: Sequence[Any], dice: Dice) -> list[Any]:
+        ranked = [*popular, *everything] if negatives == "popular" else dice.shuffle(everything)
         if negatives == "adversarial":
             ranked.sort(key=lambda thing: distance(thing, present))
         return [thing for thing in dict.fromkeys(ranked) if thing not in present]

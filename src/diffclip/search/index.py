@@ -70,12 +70,12 @@ class ImageFile:
 
 @dataclass(frozen=True)
 class Contents:
-    """The files that an index knows and their vectors float16 [N, D]; row i belongs to `found[i]`.
+    """The files that an index knows and their vectors float16 [N, D]; row i belongs to `images[i]`.
 
     `name` is the file of the vectors, "" before the first is written.
     """
 
-    found: list[ImageFile]
+    images: list[ImageFile]
     vectors: NDArray[np.float16]
     faulty: list[ImageFile] = field(default_factory=list)
     name: str = ""
@@ -135,7 +135,7 @@ class ImageIndex:
 
     def __len__(self) -> int:
         """The number of images that can be found."""
-        return len(self._contents.found)
+        return len(self._contents.images)
 
     def faults(self) -> list[Fault]:
         """Return the files that are not images or are damaged."""
@@ -158,14 +158,14 @@ class ImageIndex:
         """
         on_disk = _list_files(self.folder)
         before = self._contents
-        indexed = {file.path: file for file in [*before.found, *before.faulty]}
+        indexed = {file.path: file for file in [*before.images, *before.faulty]}
         pending = [file for path, file in on_disk.items() if not _is_same(indexed.get(path), file)]
         removed = len(indexed.keys() - on_disk.keys())
         if not pending and not removed:
             return Update(0, 0, 0, self.faults(), len(self))
         check_writable(self.place / NAME)
-        rows = [row for row, file in enumerate(before.found) if _is_same(on_disk.get(file.path), file)]
-        image_files, vectors = [before.found[row] for row in rows], [before.vectors[rows]]
+        rows = [row for row, file in enumerate(before.images) if _is_same(on_disk.get(file.path), file)]
+        image_files, vectors = [before.images[row] for row in rows], [before.vectors[rows]]
         faulty = [file for file in before.faulty if _is_same(on_disk.get(file.path), file)]
         images = _Images(self.folder, pending, self.loaded.preprocess)
         loader = data_loader(images, workers, batch_size=batch_size, collate_fn=_collate)
@@ -192,10 +192,10 @@ class ImageIndex:
         return Update(added, changed, removed, self.faults(), len(self))
 
     def _save(
-        self, found: list[ImageFile], vectors: list[NDArray[np.float16]], faulty: list[ImageFile]
+        self, images: list[ImageFile], vectors: list[NDArray[np.float16]], faulty: list[ImageFile]
     ) -> NDArray[np.float16]:
         """Write the index, let searches see it, and return its vectors [N, D] in one array."""
-        contents = Contents(list(found), np.concatenate(vectors), list(faulty), self._contents.name)
+        contents = Contents(list(images), np.concatenate(vectors), list(faulty), self._contents.name)
         self._contents = _write_index(self.place, self._about, contents)
         return contents.vectors
 
@@ -213,10 +213,10 @@ class ImageIndex:
     def _nearest(self, query: Tensor, top: int) -> list[Hit]:
         """Find the images nearest to a unit vector [1, D], at most `top`, best first."""
         contents = self._contents
-        scores, rows = self._best(contents, query[0].float().cpu(), min(top, len(contents.found)))
+        scores, rows = self._best(contents, query[0].float().cpu(), min(top, len(contents.images)))
         # rounding to float16 may lift the cosine of an image with itself above 1
         hits = [
-            Hit(self.folder / contents.found[row].path, max(-1.0, min(1.0, score)))
+            Hit(self.folder / contents.images[row].path, max(-1.0, min(1.0, score)))
             for score, row in zip(scores, rows, strict=True)
         ]
         return sorted(hits, key=lambda hit: (-hit.score, hit.path))
@@ -337,7 +337,7 @@ def _write_index(place: Path, about: About, contents: Contents) -> Contents:
         np.save(handle, contents.vectors)
     with write_atomically(place / NAME) as temporary, temporary.open("w", encoding="utf-8") as handle:
         handle.write(json.dumps({"format": _FORMAT, **vars(about), "vectors": name}) + "\n")
-        for image in (*contents.found, *contents.faulty):
+        for image in (*contents.images, *contents.faulty):
             fields = {key: value for key, value in vars(image).items() if value != ""}
             handle.write(json.dumps(fields) + "\n")
     with explain_disk_errors(place):

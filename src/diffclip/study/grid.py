@@ -223,7 +223,7 @@ class _Grid:
     say: Callable[[str], None]
     deadline: float
     stop: StopRequest
-    going: list[Worker] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
 
     def do(self, groups: Collection[Group]) -> Tally:
@@ -265,11 +265,11 @@ class _Grid:
                         kill_time = time.monotonic() + _GRACE
                         self.say("asking the running jobs to save and stop")
                         with self.lock:
-                            for worker in self.going:
+                            for worker in self.workers:
                                 worker.process.terminate()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for worker in list(self.going):  # a copy, because the threads remove workers meanwhile
+                for worker in list(self.workers):  # a copy, because the threads remove workers meanwhile
                     worker.process.kill()
         for future in futures:
             if not future.cancelled():
@@ -289,10 +289,10 @@ class _Grid:
                 if self._is_stopped():
                     return
                 worker = self._start(planned)
-                self.going.append(worker)
+                self.workers.append(worker)
             ended = worker.join()
             with self.lock:
-                self.going.remove(worker)
+                self.workers.remove(worker)
                 if self._is_stopped():
                     # a stop may cause any error; a real error comes again in the next call
                     ended = Ended(code=_STOPPED) if ended.code == 1 else ended

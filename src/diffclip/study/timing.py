@@ -70,15 +70,15 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
     return timing
 
 
-def time_of(own: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
+def time_of(times: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
     """Summarize the milliseconds of an arm's steps over rounds: `milliseconds` (median) and `ratio` to the baseline
     (median) with its distribution-free 95 % interval `low`, `high` (with fewer than six rounds the whole range, which
     covers less)."""
     from scipy.stats import binom
 
-    ratios = sorted(arm_time / baseline_time for arm_time, baseline_time in zip(own, baseline, strict=True))
+    ratios = sorted(arm_time / baseline_time for arm_time, baseline_time in zip(times, baseline, strict=True))
     outside = max(0, int(binom.ppf(0.025, len(ratios), 0.5)) - 1)  # values on either side of the interval
-    summary = {"milliseconds": round(float(np.median(own)), 3), "ratio": round(float(np.median(ratios)), 4)}
+    summary = {"milliseconds": round(float(np.median(times)), 3), "ratio": round(float(np.median(ratios)), 4)}
     return summary | {"low": round(ratios[outside], 4), "high": round(ratios[-1 - outside], 4)}
 
 

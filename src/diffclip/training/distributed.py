@@ -118,8 +118,8 @@ def average_small(fabric: Any, model: nn.Module) -> None:
         grad.copy_(mean.view_as(grad))
 
 
-def clip_gradients(fabric: Any, model: nn.Module, most: float | None) -> Tensor:
-    """Scale all gradients together so that their norm is at most `most`; return the norm (0-dim) before scaling.
+def clip_gradients(fabric: Any, model: nn.Module, max_norm: float | None) -> Tensor:
+    """Scale all gradients together so that their norm is at most `max_norm`; return the norm (0-dim) before scaling.
 
     Every process has the gradients of the whole batch (FSDP: its shard, and the small ones, averaged here).
     """
@@ -131,8 +131,8 @@ def clip_gradients(fabric: Any, model: nn.Module, most: float | None) -> Tensor:
     if sharded:
         sharded_norm: Any = torch.nn.utils.get_total_norm(sharded)
         norm = torch.linalg.vector_norm(torch.stack([norm, sharded_norm.full_tensor()]))
-    if most is not None:
-        factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+    if max_norm is not None:
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
             grad.mul_(factor)
     return norm
@@ -163,14 +163,14 @@ def agreed_batches(
         yield dataclasses.replace(batch, **fields), waited, stop_flag < 0
 
 
-def means(fabric: Any, *values: Tensor, own: Sequence[Tensor] = ()) -> list[float]:
-    """Return the mean over processes of each 0-dim tensor, then the values of `own` (0-dim) in this process. This waits
-    for the GPU once."""
+def means(fabric: Any, *values: Tensor, local: Sequence[Tensor] = ()) -> list[float]:
+    """Return the mean over processes of each 0-dim tensor, then the values of `local` (0-dim) in this process. This
+    waits for the GPU once."""
     averages = torch.stack([value.float() for value in values])
     if fabric.world_size > 1:
         torch.distributed.all_reduce(averages)
     averages = averages / fabric.world_size
-    numbers: list[float] = torch.cat([averages, *(value.float().reshape(1) for value in own)]).tolist()
+    numbers: list[float] = torch.cat([averages, *(value.float().reshape(1) for value in local)]).tolist()
     return numbers
 
 
@@ -190,8 +190,8 @@ def run_on_all(fabric: Any, work: Callable[[], Value]) -> Value:
     return result  # type: ignore[return-value]
 
 
-def _raise_first(fabric: Any, failed: Failure | None) -> None:
-    for failure in gather(fabric, failed):
+def _raise_first(fabric: Any, local_failure: Failure | None) -> None:
+    for failure in gather(fabric, local_failure):
         if failure is not None:
             failure.shared = fabric.world_size > 1  # type: ignore[union-attr]
             raise failure

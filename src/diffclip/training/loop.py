@@ -99,7 +99,7 @@ class Trainer:
             norm = clip_gradients(fabric, model, recipe.clip_grad_norm)
             accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
             loss_value, accuracy_value, norm_value, scale = means(
-                fabric, loss, accuracy, own=(norm, out["logit_scale"])
+                fabric, loss, accuracy, local=(norm, out["logit_scale"])
             )
             if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
                 self._give_up(step, f"the loss is {loss_value}, the gradient's norm {norm_value}")

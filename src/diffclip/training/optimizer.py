@@ -93,15 +93,15 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
             optimizer.state[parameters[name]] = state
 
 
-def _shard_like(whole: Tensor, parameter: Any) -> Tensor:
-    """Move `whole` to the parameter's device and shard it like the parameter; a count of steps stays whole."""
-    if not _is_share(parameter) or not whole.ndim:
-        return whole.to(parameter.device, copy=True)  # not a view of the file, which will be removed
+def _shard_like(tensor: Tensor, parameter: Any) -> Tensor:
+    """Move `tensor` to the parameter's device and shard it like the parameter; a count of steps stays whole."""
+    if not _is_share(parameter) or not tensor.ndim:
+        return tensor.to(parameter.device, copy=True)  # not a view of the file, which will be removed
     from torch.distributed.tensor import distribute_tensor
 
     mesh: Any = parameter.device_mesh
     sharded: Tensor = distribute_tensor(
-        whole.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None
+        tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None
     )
     return sharded
 

@@ -160,12 +160,12 @@ class _Counts(NamedTuple):
 
 
 @functools.cache
-def _count(config_json: str, backend: str, again: bool, precision: str) -> _Counts:
-    """Count a model without weights; `again` recomputes blocks in the backward pass (`grad_checkpointing`)."""
+def _count(config_json: str, backend: str, grad_checkpointing: bool, precision: str) -> _Counts:
+    """Count a model without weights; `grad_checkpointing` recomputes blocks in the backward pass."""
     config = CLIPConfig.model_validate_json(config_json)
     samples = 2  # not 1, as some operations treat that size as a special case
     # "eager", so that every entry of every map counts
-    with model_without_weights(config, "eager", again) as model:
+    with model_without_weights(config, "eager", grad_checkpointing) as model:
         images, tokens = make_batch(config, samples)
         with FlopCounterMode(display=False) as vision:
             features = model.encode_image(images).sum()
@@ -183,7 +183,7 @@ def _count(config_json: str, backend: str, again: bool, precision: str) -> _Coun
             tower.attention = "softmax" if tower.attention == "differential" else tower.attention
         backend = "sdpa"
     small, large = 32, 64
-    with model_without_weights(config, backend, again) as model:
+    with model_without_weights(config, backend, grad_checkpointing) as model:
         small_peak, large_peak = (
             peak_of_pass(model, *make_batch(config, n), precision) for n in (small, large)
         )
@@ -241,16 +241,16 @@ def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_siz
 
 @contextmanager
 def model_without_weights(
-    config: CLIPConfig, attention_backend: str = "sdpa", again: bool = False
+    config: CLIPConfig, attention_backend: str = "sdpa", grad_checkpointing: bool = False
 ) -> Iterator[CLIP]:
     """Make the model of `config` in training mode without values (torch's fake tensors). Tensors that are made within
     the context have no values either.
 
-    `again` recomputes blocks in the backward pass (`grad_checkpointing`).
+    `grad_checkpointing` recomputes blocks in the backward pass.
     """
     with torch.device("meta"):
         model = CLIP(config, attention_backend=attention_backend, seed=0).train()
-    model.set_grad_checkpointing(again)
+    model.set_grad_checkpointing(grad_checkpointing)
     # fake CPU tensors, because autocast for other devices needs their hardware
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield model.to_empty(device="cpu")
@@ -290,19 +290,19 @@ def peak_of_pass(model: nn.Module, images: Tensor, tokens: Tensor, precision: st
             out = model(images, tokens)
         (out["image_features"].sum() + out["text_features"].sum()).backward()
     model.zero_grad()
-    return live.most
+    return live.peak
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of the storages that operations make within the context; `most` is the peak.
+    """Count the bytes of the storages that operations make within the context; `peak` is the most at once.
 
-    Storages of `others` do not count, even if an operation returns them (for example a gradient that is added to).
+    Storages of `ignored_tensors` do not count, even if an operation returns them (such as a gradient that is added to).
     """
 
-    def __init__(self, others: Iterable[Tensor] = ()) -> None:
+    def __init__(self, ignored_tensors: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.most = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in others}
+        self.live = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in ignored_tensors}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -312,11 +312,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
                 storage = tensor.untyped_storage()
                 self._known.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
                 weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
         return out
 
     def _forget(self, address: int, size: int) -> None:
         self._known.discard(address)
-        self.now -= size
+        self.live -= size

@@ -30,12 +30,12 @@ class Keys(BaseModel):
         return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
-def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: Iterable[str] = ()) -> Parsed:
+def parse(kind: type[Parsed], fields: Any, source: object, noun: str, changes: Iterable[str] = ()) -> Parsed:
     """Check `fields` and make a recipe of this kind.
 
     Args:
         source: the file of the fields, for messages.
-        what: the kind of recipe, for messages: "recipe" or "study".
+        noun: the kind of recipe, for messages: "recipe" or "study".
         changes: the applied `key=value` words; if a word is at fault, the message names it instead of the file.
 
     Raises:
@@ -47,7 +47,7 @@ def parse(kind: type[Parsed], fields: Any, source: object, what: str, changes: I
         for fault in error.errors():
             if fault["type"] == "extra_forbidden":
                 raise unknown_name(
-                    f"{what} key", ".".join(map(str, fault["loc"])), _list_keys(kind)
+                    f"{noun} key", ".".join(map(str, fault["loc"])), _list_keys(kind)
                 ) from None
         key = ".".join(map(str, error.errors()[0]["loc"]))
         words = {change.partition("=")[0]: change for change in changes}
@@ -89,20 +89,20 @@ def recipe_folders() -> list[Path]:
     return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
 
 
-def recipe_fields(path: Path, changes: Iterable[str] = (), over: tuple[Path, ...] = ()) -> dict[str, Any]:
+def recipe_fields(path: Path, changes: Iterable[str] = (), chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read the fields of the recipe in the file `path`, merged over its `base` and with `key=value` changes, unchecked.
 
     A base is a file beside the recipe, or the name of a recipe. `InputError` is raised for a file that is not YAML, a
-    base that is missing or leads back to the recipe (`over` has the recipes above it), and a word that is no change.
+    base that is missing or leads back to the recipe (`chain` has the recipes above it), and a word that is no change.
     """
     fields = read_fields(path)
     if (base := fields.pop("base", None)) is not None:
         base_path = path.parent / str(base)
         base_path = base_path if base_path.is_file() else find_recipe(str(base))
-        over = (*over, path)
-        if any(base_path.samefile(recipe) for recipe in over):
+        chain = (*chain, path)
+        if any(base_path.samefile(recipe) for recipe in chain):
             raise InputError(f"{base_path} is its own base: rename it, or give another base")
-        fields = _merge(recipe_fields(base_path, over=over), fields)
+        fields = _merge(recipe_fields(base_path, chain=chain), fields)
     for change in changes:
         _apply(fields, change)
     return fields
@@ -120,9 +120,9 @@ class _KeysOnce(yaml.SafeLoader):
 
 
 def read_fields(
-    path: Path, what: str = "recipe", way_out: str = "it must map keys such as model, epochs, data to values"
+    path: Path, noun: str = "recipe", advice: str = "it must map keys such as model, epochs, data to values"
 ) -> dict[str, Any]:
-    """Read the mapping in a YAML file, or raise `InputError`; without a mapping, it names `what` and `way_out`."""
+    """Read the mapping in a YAML file, or raise `InputError`; without a mapping, it names `noun` and `advice`."""
     try:
         fields = yaml.load(path.read_text(encoding="utf-8"), _KeysOnce)
     except OSError as error:
@@ -130,7 +130,7 @@ def read_fields(
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
-        raise InputError(f"{path} is not a {what}: {way_out}")
+        raise InputError(f"{path} is not a {noun}: {advice}")
     return fields
 
 

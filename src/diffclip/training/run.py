@@ -178,19 +178,19 @@ def load_initial_weights(model: CLIP, source: str) -> None:
         model.set_vision_norm_eps(saved.config.vision.norm_eps)
 
 
-def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, held: ExitStack) -> Path | None:
-    """Find the checkpoint of `run` to resume, and lock the folder while `held` is open; None for a new run."""
+def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, resources: ExitStack) -> Path | None:
+    """Find the checkpoint of `run` to resume, and lock the folder while `resources` is open; None for a new run."""
     check_folder(recipe, run, resume)
     if not is_started(run):
         return None
-    held.enter_context(lock_folder(run))
+    resources.enter_context(lock_folder(run))
     return choose_checkpoint(run)
 
 
 def _prepare(
-    fabric: Any, recipe: Recipe, run: Path, checkpoint: Path | None, stop: StopRequest, held: ExitStack
+    fabric: Any, recipe: Recipe, run: Path, checkpoint: Path | None, stop: StopRequest, resources: ExitStack
 ) -> Trainer:
-    """Open the data, make the model and the optimizer, and claim the run's folder; `held` closes loader and lock.
+    """Open the data, make the model and the optimizer, and claim the run's folder; `resources` closes loader and lock.
 
     Nothing is written before data, weights and sizes are known to be usable.
     """
@@ -199,7 +199,7 @@ def _prepare(
     loader, validation = run_first_then_others(
         fabric, lambda: (open_training_data(recipe, rank, world), open_validation_data(recipe))
     )
-    held.enter_context(closing(loader))
+    resources.enter_context(closing(loader))
     tokenizer = Tokenizer(recipe.config().text)
     tokenizer("a text, to see that the vocabulary fits")
     model = build_model(recipe)
@@ -212,7 +212,7 @@ def _prepare(
         if checkpoint is None:
             with explain_disk_errors(run):
                 run.mkdir(parents=True, exist_ok=True)
-            held.enter_context(lock_folder(run))
+            resources.enter_context(lock_folder(run))
             if is_started(run):
                 raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
         write_text(run / RECIPE_FILE, recipe.to_yaml())

@@ -139,7 +139,7 @@ class Run:
         rows: the telemetry, one mapping per step.
         validations: one mapping per validation.
         starts: one mapping per start (`about.json`), oldest first.
-        heard: when the telemetry was last written, unix seconds.
+        write_time: when the telemetry was last written, unix seconds.
     """
 
     folder: Path
@@ -147,7 +147,7 @@ class Run:
     rows: list[Row]
     validations: list[Row]
     starts: list[Row]
-    heard: float
+    write_time: float
 
     @property
     def name(self) -> str:
@@ -178,7 +178,7 @@ class Run:
         """Tell whether the run is "going", "finished" or "stopped" at `now` (unix seconds)."""
         if self.ended.get("how") == FINISHED or (self.steps and self.rows[-1]["step"] >= self.steps):
             return "finished"
-        return "stopped" if self.ended or now - self.heard > _SILENCE else "going"
+        return "stopped" if self.ended or now - self.write_time > _SILENCE else "going"
 
 
 def run_folders(folder: str | Path) -> list[Path]:
@@ -201,8 +201,8 @@ def read_run(folder: str | Path) -> Run:
     rows = read_lines(folder / METRICS_FILE)
     if not rows:
         raise InputError(f"{folder / METRICS_FILE} has no complete step yet: wait for the first step")
-    validations, heard = read_lines(folder / VALIDATION_FILE), (folder / METRICS_FILE).stat().st_mtime
-    return Run(folder, recipe, rows, validations, read_starts(folder), heard)
+    validations, write_time = read_lines(folder / VALIDATION_FILE), (folder / METRICS_FILE).stat().st_mtime
+    return Run(folder, recipe, rows, validations, read_starts(folder), write_time)
 
 
 def read_lines(path: Path) -> list[Row]:

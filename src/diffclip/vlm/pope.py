@@ -130,11 +130,11 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     # weighted so that the mean over all questions is the mean over the splits
     weighted = right * (len(items) / len(SPLITS) / np.bincount(splits))[splits]
 
-    def sums(said: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum v and w over the questions of each image: [images, splits, metrics, 2]."""
-        ones, both = np.ones(len(label)), label * said
-        values = [label == said, both, both, 2 * both, said]
-        weights = [ones, said, label, label + said, ones]
+        ones, both = np.ones(len(label)), label * predictions
+        values = [label == predictions, both, both, 2 * both, predictions]
+        weights = [ones, predictions, label, label + predictions, ones]
         total = np.zeros((images.max() + 1, len(SPLITS), len(METRICS), 2))
         np.add.at(total, (images, splits), np.stack([values, weights]).transpose(2, 1, 0))
         return total

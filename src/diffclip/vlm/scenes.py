@@ -69,22 +69,22 @@ def write_conversations(
                     (temporary / image_name(index)).write_bytes(jpeg(scene.image))
         progress("images", len(part), images)
     scenes = [_scene(index, seed) for index in range(images)]
-    often = count_things(specs for specs, _ in scenes)
+    popular = count_things(specs for specs, _ in scenes)
     samples: tuple[list[Any], ...] = ([], [])
     for index, (specs, captions) in enumerate(scenes):
         caption = captions[index % len(captions)]
         samples[0].append(_sample(f"caption-{index}", index, [Turn(_REQUEST, caption)]))
         dice = Dice(make_generator("questions", "train", seed, index))
         for number in range(talks):
-            samples[1].append(_sample(f"talk-{index}-{number}", index, _talk(specs, captions, often, dice)))
+            samples[1].append(_sample(f"talk-{index}-{number}", index, _talk(specs, captions, popular, dice)))
     for name, stage_samples in zip(STAGE_FILES, samples, strict=True):
         write_text(folder / name, json.dumps(stage_samples))
 
 
-def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]], dice: Dice) -> list[Turn]:
+def yes_no_turns(specs: Sequence[Spec], topic: str, popular: dict[str, list[Any]], dice: Dice) -> list[Turn]:
     """Ask as many yes/no questions as the scene has colors or kinds, each with even chances for yes and no.
 
-    A "no" question asks for an absent thing, chosen as in one of POPE's three splits; `often` is from `count_things`.
+    A "no" question asks for an absent thing, chosen as in one of POPE's three splits; `popular` is from `count_things`.
     """
     present_in, absent_from, ask = TOPICS[topic]
     unasked = dice.shuffle(present_in(specs))
@@ -95,7 +95,7 @@ def yes_no_turns(specs: Sequence[Spec], topic: str, often: dict[str, list[Any]],
         if dice.chance(0.5):
             turns.append(Turn(ask(unasked.pop()), "yes"))
         else:
-            absent = absent_from(present, dice.pick(NEGATIVES), often[topic], dice)
+            absent = absent_from(present, dice.pick(NEGATIVES), popular[topic], dice)
             denied.append(dice.pick([thing for thing in absent if thing not in denied][:EACH]))
             turns.append(Turn(ask(denied[-1]), "no"))
     return turns
@@ -153,11 +153,11 @@ def _image_path(index: int) -> str:
 
 
 def _talk(
-    specs: Sequence[Spec], captions: tuple[str, ...], often: dict[str, list[Any]], dice: Dice
+    specs: Sequence[Spec], captions: tuple[str, ...], popular: dict[str, list[Any]], dice: Dice
 ) -> list[Turn]:
     if dice.chance(_CAPTION_SHARE):
         return [Turn(_REQUEST, dice.pick(captions))]
-    turns = yes_no_turns(specs, dice.pick(tuple(TOPICS)), often, dice)
+    turns = yes_no_turns(specs, dice.pick(tuple(TOPICS)), popular, dice)
     if dice.chance(_OPEN_SHARE):
         turns.append(color_turn(specs) if dice.chance(0.5) else open_turn(specs, dice))
     return turns

@@ -72,11 +72,11 @@ class SearchedFolder:
         for name, index in self._indexes.items():
             done = 0
 
-            def progress(what: str, more: int, total: int | None, name: str = name) -> None:
+            def progress(kind: str, count: int, total: int | None, name: str = name) -> None:
                 nonlocal done
                 if self._closing:
                     raise StoppedError("the page closes")
-                done += more
+                done += count
                 self._lines[name] = f"indexing, {done:,} of {total:,} images"
 
             self._lines[name] = "looking for images"

@@ -149,7 +149,7 @@ def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) 
     return shares if 0 < float(shares.mean()) < 1 else None
 
 
-def _measure_map(values: Tensor, covered: Tensor | None, own: dict[str, float]) -> Map:
+def _measure_map(values: Tensor, covered: Tensor | None, extra: dict[str, float]) -> Map:
     values = values.detach().float().cpu()
     numbers: dict[str, Tensor] = {}
     if values.any():
@@ -163,4 +163,4 @@ def _measure_map(values: Tensor, covered: Tensor | None, own: dict[str, float]) 
             numbers["auroc"] = measures.auroc(values, covered)
             numbers["inside"] = measures.inside(values, covered)
             numbers["area"] = covered.mean()
-    return Map(as_patches(values).numpy(), {name: float(number) for name, number in numbers.items()} | own)
+    return Map(as_patches(values).numpy(), {name: float(number) for name, number in numbers.items()} | extra)

@@ -180,7 +180,7 @@ def _make_search_tab(names: Sequence[str], folder: SearchedFolder | None) -> gr.
     """Make the search tab, and return its line about the indexes."""
     if folder is None:
         hint = "Start the page with --folder IMAGES to search a folder by text or image."
-        return gr.HTML(message(hint, bad=False))
+        return gr.HTML(message(hint, is_error=False))
     with gr.Row(elem_classes="dc-inputs"):
         with gr.Column(min_width=300):
             query = gr.Textbox(label="Text to search for", elem_id="dc-query", placeholder="a dog on a beach")
@@ -202,7 +202,7 @@ def _make_search_tab(names: Sequence[str], folder: SearchedFolder | None) -> gr.
         if not hits:
             raise InputError("no image is indexed yet: see the line above, or try again in a moment")
         scope = " among the images indexed so far" if folder.updating else ""
-        return message(f"The nearest{scope}, by {model}", bad=False), gallery(hits)
+        return message(f"The nearest{scope}, by {model}", is_error=False), gallery(hits)
 
     run = _with_notice(search, 2)
     settings, outputs = [model, top], [notice, hit_list]

@@ -71,7 +71,7 @@ def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[Shown]:
 
 
 def results(
-    seen: Sequence[tuple[Shown, Look, Image.Image]],
+    looks: Sequence[tuple[Shown, Look, Image.Image]],
     texts: Sequence[str],
     method: str,
     opacity: float,
@@ -82,7 +82,7 @@ def results(
     All maps of one kind share one scale, over all models and texts.
 
     Args:
-        seen: each model with its look and the part of the image that it saw.
+        looks: each model with its look and the part of the image that it saw.
         method: one of `METHODS`.
         opacity: of the maps over the image, from 0 to 1.
         scene: whether the image's masks are known.
@@ -90,13 +90,13 @@ def results(
     all_texts: list[int | None] = list(range(len(texts)))
     scales = {
         name: scale_of(
-            [entry.values for _, look, _ in seen for (kind, _), entry in look.maps.items() if kind == name],
+            [entry.values for _, look, _ in looks for (kind, _), entry in look.maps.items() if kind == name],
             RELEVANCE_FLOOR if name == "relevance" else 0.0,
         )
         for name in METHODS
         if name not in (_SEGMENTATION, _PATCH)
     }
-    patch_scale = scale_of([look.patches for _, look, _ in seen])
+    patch_scale = scale_of([look.patches for _, look, _ in looks])
     text_colors = _text_colors(len(texts))
     cards = [
         {
@@ -130,7 +130,7 @@ def results(
             "attention": look.attention,
             "lambdas": [(_TOWERS[tower], values) for tower, values in look.lambdas.items() if values],
         }
-        for shown, look, image in seen
+        for shown, look, image in looks
     ]
     legends = [
         _legend(scale) | _visibility(name, None, method)
@@ -154,9 +154,9 @@ def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
     return f'<ol class="dc-hits">{"".join(items)}</ol>'
 
 
-def message(text: str, bad: bool = True) -> str:
-    """Make a line for the visitor: an error if `bad`, else a status."""
-    attributes = 'dc-message dc-bad" role="alert' if bad else 'dc-message" role="status'
+def message(text: str, is_error: bool = True) -> str:
+    """Make a line for the visitor: an error if `is_error`, else a status."""
+    attributes = 'dc-message dc-bad" role="alert' if is_error else 'dc-message" role="status'
     return f'<p class="{attributes}">{escape(printable(text))}</p>'
 
 
@@ -206,18 +206,18 @@ def _legend(scale: Scale) -> dict[str, Any]:
     }
 
 
-def _terms(found: Map) -> list[tuple[str, str, str]]:
+def _terms(heatmap: Map) -> list[tuple[str, str, str]]:
     terms = []
     for name, (title, meaning, form) in _NUMBERS.items():
-        if name in found.numbers:
+        if name in heatmap.numbers:
             if name == "effective_patches":
-                meaning += f", out of {found.values.size}"
+                meaning += f", out of {heatmap.values.size}"
             if name == "inside":
-                meaning += f"; it covers {found.numbers['area']:.0%} of the image"
-            terms.append((title, form.format(found.numbers[name]), meaning))
+                meaning += f"; it covers {heatmap.numbers['area']:.0%} of the image"
+            terms.append((title, form.format(heatmap.numbers[name]), meaning))
     return terms
 
 
-def _visibility(method: str, text: int | None, chosen: str) -> dict[str, Any]:
+def _visibility(method: str, text: int | None, chosen_method: str) -> dict[str, Any]:
     """Say for which choice a part of the page is visible, and if it is visible at first."""
-    return {"method": method, "text": text, "visible": method == chosen and text in (0, None)}
+    return {"method": method, "text": text, "visible": method == chosen_method and text in (0, None)}

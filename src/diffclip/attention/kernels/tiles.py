@@ -76,7 +76,7 @@ def keep_statistics(stats_ptr, log1, log2, rstd, rows, tokens):
 
 
 @triton.jit
-def statistic(tile, which: tl.constexpr):
-    """Return row `which` of the statistics [8, M] of M queries, as [1, M]."""
+def statistic(tile, index: tl.constexpr):
+    """Return row `index` of the statistics [8, M] of M queries, as [1, M]."""
     of_tile = tl.arange(0, 8)[:, None]
-    return tl.sum(tl.where(of_tile == which, tile, 0.0), 0)[None, :]
+    return tl.sum(tl.where(of_tile == index, tile, 0.0), 0)[None, :]

@@ -20,7 +20,7 @@ from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, cand
 from diffclip.files import cache_folder, write_text
 
 _KERNELS_VERSION = 2  # raise it when a kernel changes, so that older measurements are ignored
-Seen = Callable[[str, Blocks, float | Exception], None]
+Recorder = Callable[[str, Blocks, float | Exception], None]
 _MILLISECONDS = 20  # of measuring a candidate, after as many of warm-up
 
 
@@ -32,11 +32,11 @@ def cached(problem: Problem, device: torch.device) -> Plan | None:
     return plan if known else None
 
 
-def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> Plan | None:
+def search(problem: Problem, q: Tensor, v: Tensor, record: Recorder | None = None) -> Plan | None:
     """Find the fastest blocks of each kernel, one kernel after the other, for tensors like q and v.
 
-    Return None if no candidate of some kernel runs, because that is no measurement to keep. `seen` is called for every
-    candidate with its milliseconds, or with the error if it does not compile or fit.
+    Return None if no candidate of some kernel runs, because that is no measurement to keep. `record` is called for
+    every candidate with its milliseconds, or with the error if it does not compile or fit.
     """
     shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
     best = table_plan(problem, shared)
@@ -49,8 +49,8 @@ def search(problem: Problem, q: Tensor, v: Tensor, seen: Seen | None = None) -> 
                 found = time_pass(kernel, trial, problem, q, v)
             except Exception as error:  # any error of the compiler or driver rules it out
                 found = error
-            if seen:
-                seen(kernel, blocks, found)
+            if record:
+                record(kernel, blocks, found)
             if isinstance(found, float) and found < quickest:
                 quickest, choice = found, trial
         if quickest == float("inf"):

@@ -136,11 +136,11 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         }
 
 
-def _requested_states(wanted: HiddenStates, states: int) -> set[int]:
+def _requested_states(request: HiddenStates, states: int) -> set[int]:
     """Return the numbers of the hidden states to keep, of `states` in all."""
-    if wanted is None or isinstance(wanted, bool):
-        return set(range(states)) if wanted else set()
-    return {number % states for number in ([wanted] if isinstance(wanted, int) else wanted)}
+    if request is None or isinstance(request, bool):
+        return set(range(states)) if request else set()
+    return {number % states for number in ([request] if isinstance(request, int) else request)}
 
 
 @contextmanager
