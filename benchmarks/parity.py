@@ -24,8 +24,8 @@ from torch import Tensor
 from benchmarks import tables
 from benchmarks.about import about, add_common_options, ended, largest, parser_of, write_json
 from diffclip import differential_attention
-from diffclip.attention import BACKENDS, fused
-from diffclip.attention.dispatch import differential_attention_packed
+from diffclip.attention import fused
+from diffclip.attention.dispatch import BACKENDS, differential_attention_packed
 from diffclip.attention.heads import split_heads
 from diffclip.benchmarking.timing import describe_error
 

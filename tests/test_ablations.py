@@ -15,7 +15,7 @@ from torch import Tensor
 
 import diffclip
 from diffclip import CLIP, InputError
-from diffclip.attention import DifferentialAttention
+from diffclip.attention.module import DifferentialAttention
 from diffclip.config import (
     ABLATIONS,
     VARIANTS,

@@ -117,7 +117,7 @@ def test_a_saved_folder_keeps_weights_config_and_preprocessing(tmp_path: Path) -
     assert same(loaded, model)
     assert loaded.config == model.config
     assert not loaded.training
-    assert transform.edge == 40
+    assert transform.resize == 40
     assert diffclip.load_weights(tiny("DiffCLIP-dynamic"), tmp_path / "saved").config == model.config
     assert loaded.attention_layers()["visual"][0].lambda_init == pytest.approx(0.2)
     mask = os.umask(0)
@@ -144,7 +144,7 @@ def test_a_bare_published_file_determines_its_model(tmp_path: Path) -> None:
     loaded, preprocess, tokenizer = diffclip.load(tmp_path / "hub")
     assert same(loaded, model)
     assert loaded.config == model.config
-    assert (preprocess.image_size, preprocess.edge) == (224, 224)
+    assert (preprocess.image_size, preprocess.resize) == (224, 224)
     assert preprocess.preprocess.mean == (0.485, 0.456, 0.406)
     assert tokenizer("a cat").shape == (1, 77)
 

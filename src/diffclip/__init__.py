@@ -21,12 +21,12 @@ _PUBLIC = {
     "save_weights": "diffclip.weights",
     "load": "diffclip.model_source",
     "load_records": "diffclip.evaluation.records",
-    "differential_attention": "diffclip.attention",
+    "differential_attention": "diffclip.attention.dispatch",
     "InputError": "diffclip.errors",
 }
 
 if TYPE_CHECKING:
-    from diffclip.attention import differential_attention as differential_attention
+    from diffclip.attention.dispatch import differential_attention as differential_attention
     from diffclip.config import CLIPConfig as CLIPConfig
     from diffclip.config import PreprocessConfig as PreprocessConfig
     from diffclip.config import TextConfig as TextConfig

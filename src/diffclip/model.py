@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffclip.attention import DifferentialAttention, LambdaAttention, SelfAttention
 from diffclip.attention.dispatch import check_backend
+from diffclip.attention.module import DifferentialAttention, LambdaAttention, SelfAttention
 from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config, resize_config
 from diffclip.errors import InputError, unknown_name
 from diffclip.hub import HubModel

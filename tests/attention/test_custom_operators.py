@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from diffclip import CLIP
-from diffclip.attention import DifferentialAttention
 from diffclip.attention.blocked import _backward_of, _forward
 from diffclip.attention.kernels.operator import (
     fused_attention,
@@ -22,6 +21,7 @@ from diffclip.attention.kernels.operator import (
     fused_attention_packed,
     fused_attention_packed_backward,
 )
+from diffclip.attention.module import DifferentialAttention
 from diffclip.config import variant_config
 
 pytestmark = pytest.mark.filterwarnings("error:attention backend")

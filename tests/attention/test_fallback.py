@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffclip import differential_attention
-from diffclip.attention import DifferentialAttention, SoftmaxAttention, dispatch, eager, fused, heads
+from diffclip.attention import dispatch, eager, fused, heads
+from diffclip.attention.module import DifferentialAttention, SoftmaxAttention
 
 FALLBACK = 'attention backend "triton" is not used, "eager" takes its place'
 

@@ -11,7 +11,7 @@ from diffclip import differential_attention
 from diffclip.attention.dispatch import differential_attention_packed
 from diffclip.attention.heads import split_heads
 from diffclip.attention.kernels import launch
-from diffclip.attention.kernels.plan import Blocks, Plan, keeps_second, problem_of, table_plan
+from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Blocks, Plan, problem_of, table_plan
 
 # an error, because a case that falls back to eager would compare the formula with itself
 pytestmark = pytest.mark.filterwarnings("error:attention backend")
@@ -26,7 +26,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
         plan = table_plan(problem_of(q, v, causal))
-        forward = large if keeps_second(q.shape[-2]) else Blocks(64, 0, 4, 1)
+        forward = large if q.shape[-2] > WHOLE_ROW_TOKENS else Blocks(64, 0, 4, 1)
         return Plan(forward, plan.rows, plan.keys) if q.shape[-2] < 50 else Plan(forward, large, large)
 
     monkeypatch.setattr(launch, "plan_for", plan_for)

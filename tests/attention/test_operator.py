@@ -12,16 +12,10 @@ from tiny import SIZES, TOKENS, random_images
 from torch import Tensor
 
 from diffclip import CLIP, InputError, differential_attention
-from diffclip.attention import (
-    BACKENDS,
-    AddedDifferentialAttention,
-    DifferentialAttention,
-    DifferentialAttentionV2,
-    GatedAttention,
-    HeadwiseGatedAttention,
-    SoftmaxAttention,
-    softmax_attention,
-)
+from diffclip.attention.dispatch import BACKENDS, softmax_attention
+from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention
+from diffclip.attention.module import DifferentialAttention, SoftmaxAttention
+from diffclip.attention.variants import AddedDifferentialAttention, DifferentialAttentionV2
 from diffclip.config import variant_config
 
 

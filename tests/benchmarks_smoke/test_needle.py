@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import needle as program
-from diffclip.attention import DifferentialAttention, GatedAttention
-from diffclip.attention.module import SelfAttention, SoftmaxAttention
+from diffclip.attention.gated import GatedAttention
+from diffclip.attention.module import DifferentialAttention, SelfAttention, SoftmaxAttention
 
 LAYERS = {"DiffCLIP": DifferentialAttention, "CLIP-gated": GatedAttention}
 

@@ -9,7 +9,6 @@ from torchvision.transforms import InterpolationMode
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.transforms import EvalTransform, TrainTransform, normalize
-from diffclip.errors import InputError
 
 OPENAI = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
 
@@ -81,8 +80,3 @@ def test_very_long_image_takes_little_memory() -> None:
     photo = Image.new("RGB", (1, 1_000_000), (255, 0, 0))
     image = EvalTransform(224, PreprocessConfig(mean=(0, 0, 0), std=(1, 1, 1)))(photo)
     assert image.amin((1, 2)).tolist() == [1, 0, 0]
-
-
-def test_resize_smaller_than_the_image_size_is_refused() -> None:
-    with pytest.raises(InputError, match="resize 24 is smaller than the image size 32"):
-        EvalTransform(32, PreprocessConfig(resize=24))

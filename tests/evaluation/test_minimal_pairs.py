@@ -17,12 +17,12 @@ from torch import nn
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.published_files import open_choices
-from diffclip.data.published_sets import PUBLISHED
+from diffclip.data.published_sets import PATTERNS, PUBLISHED
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
-from diffclip.evaluation.minimal_pairs import COLUMNS, group_hits, mmvp, open_pairs, statement_hits
+from diffclip.evaluation.minimal_pairs import COLUMNS, mmvp, open_pairs, pair_hits
 from diffclip.evaluation.run import open_for, run_task
-from diffclip.scenes import PATTERNS, minimal_pair
+from diffclip.scenes.pairs import minimal_pair
 from diffclip.scenes.write import write_choices, write_pairs
 
 COLORS = ("red", "green", "blue")
@@ -82,15 +82,15 @@ def test_statements_must_pick_their_image_and_groups_match_by_the_sum():
     images = torch.eye(2).expand(6, 2, 2).clone()
     a, b, both = [1.0, 0.0], [0.0, 1.0], [0.6, 0.6]
     texts = torch.tensor([[a, b], [a, a], [b, b], [b, a], [a, both], [a, [math.nan, 1.0]]])
-    assert statement_hits(images, texts).tolist() == [[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [1, 0]]
+    assert pair_hits(images, texts)[0].tolist() == [[1, 1], [1, 0], [0, 1], [0, 0], [1, 0], [1, 0]]
     # both statements prefer the first image, the second less so: the right matching has the larger sum
     images, texts = torch.eye(2)[None], torch.tensor([[[0.9, 0.1], [0.6, 0.5]]])
-    assert (statement_hits(images, texts).tolist(), group_hits(images, texts).tolist()) == ([[1, 0]], [1])
-    assert group_hits(images.flip(1), texts).tolist() == [0]
+    assert [hits.tolist() for hits in pair_hits(images, texts)] == [[[1, 0]], [1]]
+    assert pair_hits(images.flip(1), texts)[1].tolist() == [0]
     # equal images tie, and a tie is wrong
     images = torch.randn(50, 1, 97, generator=torch.Generator().manual_seed(0)).expand(50, 2, 97)
     texts = torch.randn(50, 2, 97, generator=torch.Generator().manual_seed(1))
-    assert statement_hits(images, texts).sum() == group_hits(images, texts).sum() == 0
+    assert not any(hits.any() for hits in pair_hits(images, texts))
 
 
 def test_mmvp_equals_the_published_script(folder):
@@ -265,12 +265,9 @@ def test_scenes_have_minimal_pairs_in_the_sugarcrepe_layout(tmp_path) -> None:
     data = open_set(tmp_path / "scenes", "test")
     assert (data.kind, len(data), len(data.choices)) == ("sugarcrepe", 18, 18)
     for pattern in PATTERNS:
-        pair = minimal_pair(pattern, 0, 3, 32)
+        _, statements = minimal_pair(pattern, 0, 3, 32)
         choices = [choice for choice in data.choices if choice.file == pattern.lower().replace(" ", "_")]
-        assert [(choice.caption, choice.negative) for choice in choices] == [
-            pair.statements,
-            pair.statements[::-1],
-        ]
+        assert [(choice.caption, choice.negative) for choice in choices] == [statements, statements[::-1]]
 
 
 ITEM = '{"0": {"filename": "0.jpg", "caption": "a", "negative_caption": "b"}}'

@@ -12,7 +12,7 @@ import diffclip
 from diffclip import InputError
 from diffclip.data.transforms import EvalTransform
 from diffclip.focus.attend import Prepared, attend
-from diffclip.focus.maps import class_token_maps, rollout
+from diffclip.focus.maps import rollout
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import gradients, image_logits, text_relevance, weight_by_gradient
 from diffclip.focus.view import View
@@ -104,14 +104,13 @@ def test_layers_may_be_the_last_all_or_one_by_number(models: dict[str, Prepared]
     close(compute("relevance", "3"), image_relevance(model, images, texts))
     for layer in range(3):
         close(compute("relevance", str(layer + 1))[:, 1].reshape(2, -1), single[layer])
-    names = {"A1": "A1", "A2": "A2", "attention": "A1 − λ·A2"}
-    for method, name in names.items():
-        rows = [class_token_maps(model, images, layer)[name] for layer in range(3)]
+    with recording(model, "visual") as layer_maps:
+        model.encode_image(images)
+    for method, field in {"A1": "first", "A2": "second", "attention": "combined"}.items():
+        rows = [getattr(maps, field).mean(1)[:, 0, 1:].view(2, 6, 6) for maps in layer_maps]
         close(compute(method)[:, 0], rows[-1])
         close(compute(method, "2")[:, 0], rows[1])
         close(compute(method, "all")[:, 0], torch.stack(rows).mean(0))
-    with recording(model, "visual") as layer_maps:
-        model.encode_image(images)
     close(compute("rollout").reshape(2, -1), rollout(layer_maps)[:, 0, 1:])
     close(compute("rollout", "2").reshape(2, -1), rollout(layer_maps[1:2])[:, 0, 1:])
 

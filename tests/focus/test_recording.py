@@ -8,9 +8,9 @@ import torch
 from tiny import SIZES, TOKENS, directions, image_relevance, random_images, tiny
 
 from diffclip import CLIP, InputError
-from diffclip.attention import AttentionMaps
+from diffclip.attention.module import AttentionMaps
 from diffclip.config import variant_config
-from diffclip.focus.maps import class_token_maps, correlation_by_layer, map_correlation, rollout
+from diffclip.focus.maps import correlation_by_layer, map_correlation, rollout
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import text_relevance
 
@@ -103,29 +103,6 @@ def test_relevance_in_lower_precision_stays_close(variant: str) -> None:
         assert torch.corrcoef(torch.stack([wanted.flatten(), relevance.float().flatten()]))[0, 1] > 0.9
     assert text_scores.isfinite().all()
     assert text_scores.max() > 0
-
-
-def test_wrong_towers_and_layers_are_named() -> None:
-    model = tiny("CLIP")
-    with pytest.raises(InputError, match="did you mean 'visual'"), recording(model, "vision"):
-        pass
-    no_layer = pytest.raises(InputError, match="text tower has 3 layers: there is no layer -4")
-    with no_layer, recording(model, "text", -4):
-        pass
-    assert leftovers(model) == []
-
-
-def test_class_token_maps_are_named_by_kind_of_layer() -> None:
-    images = torch.randn(3, 3, 32, 32)
-    plain = class_token_maps(tiny("CLIP"), images)
-    assert list(plain) == ["A"]
-    assert plain["A"].shape == (3, 4, 4)
-    assert (plain["A"] >= 0).all()
-    model = tiny("DiffCLIP")
-    maps = class_token_maps(model, images)
-    assert list(maps) == ["A1", "A2", "A1 − λ·A2"]
-    lam = model.lambdas()["visual"][-1]
-    torch.testing.assert_close(maps["A1 − λ·A2"], maps["A1"] - lam * maps["A2"])
 
 
 def test_correlation_of_equal_opposite_and_constant_maps() -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from diffclip import CLIP
-from diffclip.attention import AttentionMaps, eager
+from diffclip.attention import eager
+from diffclip.attention.module import AttentionMaps
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import gradients, image_logits, image_relevances, text_relevance
 

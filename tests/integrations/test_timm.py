@@ -17,7 +17,7 @@ from diffclip.config import named_config
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.integrations.timm import SIZES, from_diffclip
-from diffclip.towers import build_vision
+from diffclip.towers.vision import build_vision
 
 BASE = "diff_vit_base_patch16_224"
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4}

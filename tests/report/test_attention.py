@@ -54,7 +54,7 @@ def test_visible_part_equals_the_model_input(size: tuple[int, int], resize: int 
 
 
 def test_weak_relevance_is_drawn_on_the_smallest_scale() -> None:
-    assert scale_of([np.full((4, 4), 0.003)], RELEVANCE_FLOOR).limit == RELEVANCE_FLOOR
+    assert scale_of([np.full((4, 4), 0.003)], RELEVANCE_FLOOR).get_clim() == (0, RELEVANCE_FLOOR)
 
 
 @pytest.mark.parametrize("texts", [1, 2])

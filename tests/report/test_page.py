@@ -16,7 +16,6 @@ from run_folders import make_run
 
 from diffclip.errors import InputError
 from diffclip.evaluation.records import write_records
-from diffclip.report import report_run
 from diffclip.report.frame import read_results
 from diffclip.report.page import (
     build_report,
@@ -149,7 +148,7 @@ def test_unfinished_run_has_a_report_page(tmp_path):
     run = make_run(tmp_path / "DiffCLIP-s0", evaluated=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "lo')
-    text = text_of(report_run(run))
+    text = text_of(write_report([run], run / "report.html"))
     assert "Run DiffCLIP-s0: going" in text
     assert "Training" in text
     assert "step 40" in text

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from diffclip.scenes import BACKGROUNDS, COLORS, SHAPES, draw_scene
+from diffclip.scenes import draw_scene
+from diffclip.scenes.vocabulary import BACKGROUNDS, COLORS, SHAPES
 
 COUNTS = {"a": 1, "an": 1, "one": 1, "a single": 1, "just one": 1, "two": 2, "three": 3, "four": 4}
 PLURALS = {("crosses" if shape == "cross" else shape + "s"): shape for shape in SHAPES}

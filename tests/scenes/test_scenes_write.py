@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from diffclip.errors import InputError
-from diffclip.scenes import COLORS, SHAPES, TEMPLATES, draw_scene, write_scenes
+from diffclip.scenes import draw_scene, write_scenes
 from diffclip.scenes import write as module
+from diffclip.scenes.vocabulary import COLORS, SHAPES, TEMPLATES
 
 SETTINGS = {"size": 24, "train": 30, "val": 5, "test": 13, "seed": 7}
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from tiny_vlm import stopped_after_a_save
 
-from diffclip.scenes import COLORS
 from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator
 from diffclip.scenes.questions import TOPICS
+from diffclip.scenes.vocabulary import COLORS
 from diffclip.scenes.write import write_questions
 from diffclip.vlm.conversations import IMAGE, Turn
 from diffclip.vlm.dataset import open_conversations

@@ -170,7 +170,6 @@ def test_scenes_have_a_mask_of_each_object_in_their_texts():
 
 def updated(folder, models):
     searched = SearchedFolder(folder, models)
-    searched.start()
     end = time.monotonic() + 300
     while searched.updating and time.monotonic() < end:
         time.sleep(0.02)

@@ -1,23 +1,12 @@
-"""Attention layers and operators; the backend "eager" is the plain reference for every fast path."""
+"""Attention layers by name. The backend "eager" is the plain reference for every fast path."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from diffclip.attention.dispatch import BACKENDS, differential_attention, softmax_attention
 from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention
-from diffclip.attention.module import (
-    AttentionMaps,
-    DifferentialAttention,
-    LambdaAttention,
-    SelfAttention,
-    SoftmaxAttention,
-)
-from diffclip.attention.variants import (
-    AddedDifferentialAttention,
-    DifferentialAttentionV2,
-    PairedAttention,
-)
+from diffclip.attention.module import DifferentialAttention, SelfAttention, SoftmaxAttention
+from diffclip.attention.variants import AddedDifferentialAttention, DifferentialAttentionV2
 
 if TYPE_CHECKING:
     from diffclip.config import AttentionKind, Differential
@@ -38,22 +27,3 @@ def settings_of(kind: AttentionKind, differential: Differential | None) -> dict[
     if kind != "differential" or differential is None:
         return {}
     return differential.model_dump(exclude_defaults=True)
-
-
-__all__ = [
-    "ATTENTION_LAYERS",
-    "BACKENDS",
-    "AddedDifferentialAttention",
-    "AttentionMaps",
-    "DifferentialAttention",
-    "DifferentialAttentionV2",
-    "GatedAttention",
-    "HeadwiseGatedAttention",
-    "LambdaAttention",
-    "PairedAttention",
-    "SelfAttention",
-    "SoftmaxAttention",
-    "differential_attention",
-    "settings_of",
-    "softmax_attention",
-]

@@ -1,8 +1,4 @@
-"""λ: its re-parameterization, and its shapes.
-
-λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init (paper Section 3.2,
-after Differential Transformer, arXiv:2410.05258, Section 2.1).
-"""
+"""The dtype and the shapes of λ."""
 
 from __future__ import annotations
 
@@ -10,13 +6,6 @@ import torch
 from torch import Tensor
 
 from diffclip.errors import InputError
-
-
-def compute_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lambda_init: float) -> Tensor:
-    """Compute λ of one layer as a 0-dim float32 tensor, from its four vectors of head size [d]."""
-    first = torch.exp((q1.float() * k1.float()).sum())
-    second = torch.exp((q2.float() * k2.float()).sum())
-    return first - second + lambda_init
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from diffclip.attention import eager
 from diffclip.attention.dispatch import differential_attention_packed, softmax_attention
 from diffclip.attention.heads import by_head, finish_heads, say_once, split_heads
-from diffclip.attention.lambdas import accumulation_dtype, compute_lambda
+from diffclip.attention.lambdas import accumulation_dtype
 from diffclip.errors import InputError
 
 HEAD_NORM_EPS = 1e-5
@@ -124,7 +124,8 @@ class SoftmaxAttention(SelfAttention):
 
 
 class LambdaAttention(SelfAttention):
-    """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads.
+    """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads (paper Section
+    3.2, after Differential Transformer, arXiv:2410.05258, Section 2.1).
 
     With `lambda_fixed`, λ is that number, and the layer has no vectors from which to learn λ.
     """
@@ -171,9 +172,9 @@ class LambdaAttention(SelfAttention):
         """Return the current λ of this layer: 0-dim, float32, with gradients unless it is fixed."""
         if self.lambda_fixed is not None:
             return torch.full((), self.lambda_fixed, dtype=torch.float32, device=self.qkv.weight.device)
-        return compute_lambda(
-            self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2, self.lambda_init
-        )
+        first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
+        second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
+        return first - second + self.lambda_init
 
 
 class DifferentialAttention(LambdaAttention):
@@ -200,7 +201,8 @@ class DifferentialAttention(LambdaAttention):
         self.head_norm = head_norm
         self.factor = factor
         if head_norm:
-            self.diff_norm = HeadNorm(2 * self.head_dim, device=device)
+            # only its gain is used: the attention operators apply the norm
+            self.diff_norm = nn.RMSNorm(2 * self.head_dim, eps=HEAD_NORM_EPS, device=device)
 
     @property
     def norm_weight(self) -> Tensor | None:
@@ -248,11 +250,3 @@ class DifferentialAttention(LambdaAttention):
             outputs, weight = outputs * torch.rsqrt(mean_square + HEAD_NORM_EPS) * weight.to(dtype), None
         outputs = finish_heads(outputs, dtype, weight, HEAD_NORM_EPS, self.out_scale)
         return outputs.to(heads.dtype).transpose(1, 2).flatten(2)
-
-
-class HeadNorm(nn.Module):
-    """Hold the gain [e] of the norm that `differential_attention` applies to each head."""
-
-    def __init__(self, dim: int, device: torch.device | None = None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim, device=device))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from diffclip.attention import BACKENDS, dispatch
+from diffclip.attention.dispatch import BACKENDS, choose_backend
 from diffclip.benchmarking.operators import (
     PLAIN,
     TIMM,
@@ -143,7 +143,7 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
         share = (end - time.perf_counter()) / (len(shapes) - index)
         rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, share, names, tell)
         inputs = make_inputs(Shape(1, shape.heads, shape.tokens, shape.size, shape.causal), device, dtype, 0)
-        auto[tower] = dispatch.choose_backend("auto", inputs.q, inputs.v, 0.0)
+        auto[tower] = choose_backend("auto", inputs.q, inputs.v, 0.0)
     backend, line = advise(rows, auto)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     about = {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diffclip.attention import BACKENDS, differential_attention, fused, softmax_attention
+from diffclip.attention import fused
+from diffclip.attention.dispatch import BACKENDS, differential_attention, softmax_attention
 from diffclip.attention.heads import split_heads
 
 LAMBDA, LAMBDA_INIT = 0.79, 0.8  # as in a layer, early in training

@@ -78,7 +78,7 @@ def convert(
     from diffclip.weights import save_published, save_weights
 
     if to_differential:
-        from diffclip.convert import to_differential as make_differential
+        from diffclip.convert.to_differential import to_differential as make_differential
 
         model = make_differential(model, seed or 0)
     if published:

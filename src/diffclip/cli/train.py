@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,7 +63,7 @@ def train(
 
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
-    from diffclip.errors import InputError
+    from diffclip.errors import InputError, require_group
     from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
@@ -93,14 +94,14 @@ def train(
     if hardware.must_launch:
         launch(hardware)
         return
-    from diffclip.report import report_run
     from diffclip.training.run import train as run_training
 
     outcome = run_training(resolved, run, resume, hardware)
     if outcome.rank:
         return
-    report_run(run)
+    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
+    from diffclip.report.page import write_report
+
+    page = write_report([run], run / "report.html", command=shlex.join(["diffclip", "report", str(run)]))
     say_skipped(f"{len(outcome.skipped)} broken samples or shards", outcome.skipped)
-    print(
-        f"{run}: {outcome.progress.step} steps, {outcome.progress.samples} samples; see {run / 'report.html'}"
-    )
+    print(f"{run}: {outcome.progress.step} steps, {outcome.progress.samples} samples; see {page}")

@@ -119,12 +119,10 @@ def tar_files(folder: Path) -> list[Path]:
         raise InputError(f"{folder} is not whole: run the same diffclip data make-shards again")
     tars = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
     if not tars:
-        if any(path.suffix[1:].lower() in IMAGE for path in folder.rglob("*")):
-            raise InputError(
-                f"{folder} holds images and no .tar shards: make shards of them with "
-                f"diffclip data make-shards {folder} FOLDER"
-            )
-        raise InputError(f"no .tar shards in folder {folder}: give the folder that holds them")
+        raise InputError(
+            f"no .tar shards in folder {folder}: give the folder that holds them, or make shards of images with "
+            "diffclip data make-shards"
+        )
     return sorted(tars, key=natural_key)
 
 

@@ -18,7 +18,6 @@ from torchvision.transforms.v2 import functional as F
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.images import to_rgb
-from diffclip.errors import InputError
 
 Transform = Callable[[Image.Image], Tensor]
 LONGEST_RATIO = 64
@@ -93,31 +92,27 @@ class EvalTransform:
     """PIL image → float32 [3, S, S], normalized, S = `image_size`.
 
     The shorter edge is resized to `preprocess.resize` (default: S), then the center is cropped. With "squash", the
-    image is resized to S×S instead. A `resize` smaller than S raises `InputError`.
+    image is resized to S×S instead.
     """
 
     def __init__(self, image_size: int, preprocess: PreprocessConfig) -> None:
         self.image_size = image_size
         self.preprocess = preprocess
         self.resize = preprocess.resize or image_size  # as `crop_box` takes it
-        self.squash = preprocess.resize == "squash"
-        self.edge = preprocess.resize if isinstance(preprocess.resize, int) else image_size
         self._interpolation = InterpolationMode(preprocess.interpolation)
-        if self.edge < image_size:
-            raise InputError(
-                f"resize {self.edge} is smaller than the image size {image_size}: "
-                f"give a resize of at least {image_size}, or the crop has black edges"
-            )
 
     def __call__(self, image: Image.Image) -> Tensor:
         return normalize(self.pixels(image)[None], self.preprocess)[0]
 
     def pixels(self, image: Image.Image) -> Tensor:
         """Return the crop before normalization, uint8 [3, S, S]."""
-        image = to_rgb(image) if self.squash else _shorten(to_rgb(image))
-        size = [self.image_size, self.image_size] if self.squash else [self.edge]
+        image, square = to_rgb(image), [self.image_size, self.image_size]
+        if self.resize == "squash":
+            size = square
+        else:
+            image, size = _shorten(image), [self.resize]
         image = F.resize(image, size, interpolation=self._interpolation, antialias=True)
-        pixels: Tensor = F.pil_to_tensor(F.center_crop(image, [self.image_size, self.image_size]))
+        pixels: Tensor = F.pil_to_tensor(F.center_crop(image, square))
         return pixels
 
     @property

@@ -49,10 +49,8 @@ def embed_texts(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Embed texts: [M, D], unit length, float32, on the model's device. Raise `InputError` if there is no text, or
-    if an embedding is not finite."""
-    if not texts:
-        raise InputError("there is no text to embed: give at least one")
+    """Embed texts, at least one: [M, D], unit length, float32, on the model's device. Raise `NotFiniteError` if an
+    embedding is not finite."""
     device = next(iter(model.parameters())).device
     # our own text tower ignores padding; another model may not
     extra = {"skip_padding": True} if isinstance(model, CLIP) else {}
@@ -96,14 +94,8 @@ def embed_captioned(
         captions += batch_captions
     texts = [text for group in captions for text in group]
     owners = torch.tensor([image for image, group in enumerate(captions) for _ in group], dtype=torch.int64)
-    return join_embeddings(features), embed_texts(model, tokenizer, texts, progress=progress), owners
-
-
-def join_embeddings(features: list[Tensor]) -> Tensor:
-    """Join batches of image embeddings; raise `InputError` if there is no batch, or if an embedding is not finite."""
-    if not features:
-        raise InputError("there is no image to embed: the set is empty")
-    return check_embeddings(torch.cat(features), "images")
+    embedded = check_embeddings(torch.cat(features), "images")
+    return embedded, embed_texts(model, tokenizer, texts, progress=progress), owners
 
 
 def build_classifier(
@@ -118,10 +110,6 @@ def build_classifier(
 
     Each template has a place for the class name, `{c}` or `{}`. A batch of `batch_size` texts may mix classes.
     """
-    if not classnames or not templates:
-        raise InputError(
-            f"zero-shot needs class names and templates, got {len(classnames)} and {len(templates)}"
-        )
     texts = [fill_template(template, name) for name in classnames for template in templates]
     with evaluation_mode(model):
         features = embed_texts(model, tokenizer, texts, batch_size, progress)
@@ -188,7 +176,7 @@ class Setting(Generic[AnySet]):
             for batch in self.batches():
                 features.append(embed_images(self.model, batch.images))
                 positions += batch.positions
-            return join_embeddings(features), positions
+            return check_embeddings(torch.cat(features), "images"), positions
 
     def text_features(self, texts: Sequence[str]) -> Tensor:
         """Embed texts: [M, D]."""

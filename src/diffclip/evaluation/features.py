@@ -19,7 +19,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.embed import Setting, evaluation_mode, join_embeddings
+from diffclip.evaluation.embed import Setting, check_embeddings, evaluation_mode
 from diffclip.evaluation.suite import TRAIN
 
 METHOD = "class token before the projection"
@@ -87,9 +87,8 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
                 values.append(model.visual(images).float().cpu())
                 labels += [data.labels[position] for position in batch.positions]
         # a clone, because tensors of inference mode cannot be trained on
-        features = Features(
-            f"{data.name}/{data.split}", join_embeddings(values).clone(), torch.tensor(labels)
-        )
+        joined = check_embeddings(torch.cat(values), "images").clone()
+        features = Features(f"{data.name}/{data.split}", joined, torch.tensor(labels))
         setting.features[key] = features, list(data.faults)
     cached: tuple[Features, list[Fault]] = setting.features[key]
     setting.data.faults = list(dict.fromkeys(setting.data.faults + cached[1]))

@@ -75,9 +75,11 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
             blind = image_relevances(untrained, images, fresh[own_texts], methods=["relevance"])["relevance"]
             maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
             maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
-            headlines: dict[Place, Tensor] = {}
-            for map, rows in maps.items():
-                headlines |= _headlines(map, rows, covered)
+            headlines = {
+                Place(map, name): values
+                for map, rows in maps.items()
+                for name, values in _patches(rows, covered).items()
+            }
             primary = {place: values for place, values in headlines.items() if place.map == OWN_MINUS_OTHER}
             tables.append(primary | _measure(model, images, features[own_texts], covered) | headlines)
             positions += np.repeat(part_positions, own_texts.shape[1]).tolist()
@@ -158,17 +160,15 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
         rows = []
         for column in logits.unbind(1):
             slopes = gradients(column, maps)
-            rows.append(
-                torch.stack(
-                    [_class_rows(weight_by_gradient(*pair)) for pair in zip(maps, slopes, strict=True)], 1
-                )
-            )
+            weighted = [weight_by_gradient(*pair)[:, :, 0].float() for pair in zip(maps, slopes, strict=True)]
+            rows.append(torch.stack(weighted, 1))
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)
     table: dict[Place, Tensor] = {}
     for name, layers in _patches(relevance.mean(2), coverage).items():
         table |= by_place("relevance", name, layers[:, -1], layers, heads[name])
-    table |= _headlines("rollout", patch_part(rollout(maps)[:, 0]).cpu().float()[owners], coverage)
+    flow = patch_part(rollout(maps)[:, 0]).cpu().float()[owners]
+    table |= {Place("rollout", name): values for name, values in _patches(flow, coverage).items()}
     table |= _by_head("attention", _measure_heads([layer.combined for layer in maps], owners, coverage))
     second = [layer.second for layer in maps if layer.second is not None]
     if len(second) == len(maps):
@@ -180,14 +180,9 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
     return table
 
 
-def _class_rows(maps: Tensor) -> Tensor:
-    """The class token's rows of maps [B, H, N, N]: [B, H, N]."""
-    return maps.detach()[:, :, 0].float()
-
-
 def _measure_heads(maps: Sequence[Tensor], owners: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     """Measure the class token's rows of maps [B, H, N, N] of each layer: [n, L, H] by metric."""
-    rows = torch.stack([_class_rows(layer) for layer in maps], dim=1).cpu()[owners]
+    rows = torch.stack([layer.detach()[:, :, 0].float() for layer in maps], dim=1).cpu()[owners]
     return _patches(patch_part(rows), coverage) | {"class_token": measures.class_token_share(rows)}
 
 
@@ -214,11 +209,6 @@ def _by_head(map: str, values: Mapping[str, Tensor]) -> dict[Place, Tensor]:
     for name, heads in values.items():
         table |= by_place(map, name, heads.mean((1, 2)), heads.mean(2), heads)
     return table
-
-
-def _headlines(map: str, rows: Tensor, coverage: Tensor) -> dict[Place, Tensor]:
-    """Measure rows over patches [n, P] of a map that has neither layers nor heads."""
-    return {Place(map, name): values for name, values in _patches(rows, coverage).items()}
 
 
 def _is_signed(place: Place) -> bool:

@@ -54,14 +54,6 @@ class Fit(NamedTuple):
         return classification_ranks(with_one, layer.T, features.labels)
 
 
-class Probe(NamedTuple):
-    """The scores of a probe, the chosen cost, and every fit in order. The last fit is the layer that was tested."""
-
-    scores: list[Score]
-    cost: float
-    fits: list[Fit]
-
-
 def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `acc1` and `mean_per_class_recall` of a layer that learns from the split `train`.
 
@@ -78,16 +70,16 @@ def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     else:
         validation = read_features(setting, validation_set)
     metric = headline_metric(data.name)
-    probe = fit_probe(train, validation, test, data.classnames, metric, setting.progress)
-    stopped = sum(fit.iterations >= MAX_ITERATIONS for fit in probe.fits)
+    scores, cost, fits = fit_probe(train, validation, test, data.classnames, metric, setting.progress)
+    stopped = sum(fit.iterations >= MAX_ITERATIONS for fit in fits)
     method = (
         f"{METHOD}; torch L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
-        f"{validation_set.split if validation_set else 'a stratified fifth of train'} ({probe.cost:.4g}); "
+        f"{validation_set.split if validation_set else 'a stratified fifth of train'} ({cost:.4g}); "
         f"fitted again on both, {len(train.labels) + len(validation.labels)} images; "
-        f"{stopped} of {len(probe.fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"
+        f"{stopped} of {len(fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"
     )
     draw = setting.draw if validation_set is None else None
-    return with_facts(probe.scores, protocol=method, classes=len(data.classnames), draw=draw)
+    return with_facts(scores, protocol=method, classes=len(data.classnames), draw=draw)
 
 
 def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -117,15 +109,14 @@ def fit_probe(
     classnames: Sequence[str],
     metric: str = "acc1",
     progress: Progress | None = None,
-) -> Probe:
+) -> tuple[list[Score], float, list[Fit]]:
     """Fit candidates to `train`, choose the cost by `metric` ("acc1", or "mean_per_class_recall" over the classes that
     occur) on `validation`, fit the layer to both, and score it on `test`.
+
+    Returns:
+        The scores, the chosen cost, and every fit in order. The last fit is the layer that was tested.
     """
     classes = len(classnames)
-    if classes < 2:
-        raise InputError(
-            f"{test.name}: a linear probe needs two classes, but the set has {classes}: use another set"
-        )
     train.check(classnames, 1, "to learn from")
     fits: list[Fit] = []
 
@@ -143,7 +134,7 @@ def fit_probe(
     cost = search_cost(score)
     values = torch.cat([train.values, validation.values])
     both = Features("train and validation", values, torch.cat([train.labels, validation.labels]))
-    return Probe(accuracy_scores(ranks_after(both, cost, test), test.labels, classes), cost, fits)
+    return accuracy_scores(ranks_after(both, cost, test), test.labels, classes), cost, fits
 
 
 def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffclip.attention import AttentionMaps
 from diffclip.attention.heads import by_head
+from diffclip.attention.module import AttentionMaps
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.evaluation.embed import Setting, check_embeddings
 from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts

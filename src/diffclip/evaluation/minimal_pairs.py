@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
@@ -67,57 +66,37 @@ def mmvp(setting: Setting[EvaluationSet]) -> list[Score]:
         raise InputError(f"{data.faults[-1]}: MMVP-VLM needs every image, fetch the set again")
     texts = setting.text_features([PROMPT.format(statement) for (statement,) in data.captions])
     labels = np.array(data.labels[::2])
-    pairs = images.view(len(labels), 2, -1), texts.view(len(labels), 2, -1)
+    pairs = pair_hits(images.view(len(labels), 2, -1), texts.view(len(labels), 2, -1))
+    statements, groups = (hits.numpy() for hits in pairs)
+    hits = statements.min(axis=1)
+    scores = [
+        class_mean_score("mean_per_pattern_accuracy", hits, labels, CHANCE),
+        mean_score("pair_accuracy", hits, CHANCE),
+        mean_score("statement_accuracy", statements.ravel(), 0.5, np.arange(statements.size) // 2),
+        mean_score("group_match", groups, 0.5),
+    ]
+    for label in np.unique(labels):
+        name = f"pair_accuracy/{PATTERNS[label]}"
+        scores.append(mean_score(name, hits[labels == label], CHANCE))
     method = (
         f"{len(labels)} pairs of {len(set(data.labels))} patterns, {PROMPT.format('STATEMENT')!r}, both statements "
         "must pick their own image of the pair; ties count against"
     )
-    scores = _scores(statement_hits(*pairs).numpy(), group_hits(*pairs).numpy(), labels)
     return with_facts(scores, protocol=method)
 
 
-def statement_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
-    """Score whether each statement is nearer to its own image than to the other one of its pair.
+def pair_hits(image_features: Tensor, text_features: Tensor) -> tuple[Tensor, Tensor]:
+    """Score the two statements of each pair, and their matching: 0 or 1, float64 [P, 2] and [P], on the CPU.
 
-    The softmax over the two images (p > 0.5 in the published script) has the same winner at any temperature. A tie is
-    wrong, and so is NaN. Features [P, 2, D] have unit length, and text i of a pair belongs to image i. Returns float64
-    [P, 2] of 0 and 1, on the CPU.
+    A statement is right if it is nearer to its own image than to the other one of its pair. The softmax over the two
+    images (p > 0.5 in the published script) has the same winner at any temperature. A matching is right if the sum of
+    the statements' cosines with their own images is larger than with swapped images. A tie is wrong, and so is NaN.
+    Features [P, 2, D] have unit length, and text i of a pair belongs to image i.
     """
-    own, other = _cosines(image_features, text_features)
-    return (own > other).double()
-
-
-def group_hits(image_features: Tensor, text_features: Tensor) -> Tensor:
-    """Score whether the two statements have a larger sum of cosines with their own images than with swapped images.
-
-    Arguments as for `statement_hits`; returns float64 [P] of 0 and 1, on the CPU. A tie is wrong, and so is NaN.
-    """
-    own, other = _cosines(image_features, text_features)
-    return (own.sum(1) > other.sum(1)).double()
-
-
-def _cosines(image_features: Tensor, text_features: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosine of each statement with its own and with the other image, float64 [P, 2] each."""
     images, texts = image_features.double().cpu(), text_features.double().cpu()
     # not a matrix product, which may round two equal images differently
-    return (images * texts).sum(-1), (images.flip(1) * texts).sum(-1)
-
-
-def _scores(
-    single: NDArray[np.float64], groups: NDArray[np.float64], labels: NDArray[np.int64]
-) -> list[Score]:
-    """Score statements [P, 2] and groups [P] of pairs whose patterns are `labels` [P]."""
-    hits = single.min(axis=1)
-    return [
-        class_mean_score("mean_per_pattern_accuracy", hits, labels, CHANCE),
-        mean_score("pair_accuracy", hits, CHANCE),
-        mean_score("statement_accuracy", single.ravel(), 0.5, np.arange(single.size) // 2),
-        mean_score("group_match", groups, 0.5),
-        *(
-            mean_score(f"pair_accuracy/{PATTERNS[label]}", hits[labels == label], CHANCE)
-            for label in np.unique(labels)
-        ),
-    ]
+    own, other = (images * texts).sum(-1), (images.flip(1) * texts).sum(-1)
+    return (own > other).double(), (own.sum(1) > other.sum(1)).double()
 
 
 def open_pairs(folder: Path, name: str) -> EvaluationSet:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffclip.attention import AttentionMaps
+from diffclip.attention.module import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.files import write_atomically

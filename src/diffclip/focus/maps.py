@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffclip.attention import AttentionMaps
+from diffclip.attention.module import AttentionMaps
 from diffclip.data.masks import crop_box
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
@@ -26,19 +26,6 @@ def patch_grid(model: CLIP) -> int:
     if grid < 2:
         raise InputError("the model has a single patch, so a map shows nothing: use smaller patches")
     return grid
-
-
-def class_token_maps(model: CLIP, images: Tensor, layer: int = -1) -> dict[str, Tensor]:
-    """Return the class token's attention in one vision layer for images [B, 3, S, S]: [B, h, w] by name, mean of heads.
-
-    The names are "A" for a plain layer; "A1", "A2" and the signed "A1 − λ·A2" for a differential layer.
-    """
-    with recording(model, "visual", layer) as layer_maps:
-        model.encode_image(images)
-    maps = {"A": layer_maps[0].first}
-    if layer_maps[0].second is not None:
-        maps = {"A1": layer_maps[0].first, "A2": layer_maps[0].second, "A1 − λ·A2": layer_maps[0].combined}
-    return {name: as_patches(patch_part(full.mean(1)[:, 0])) for name, full in maps.items()}
 
 
 def patch_part(row: Tensor) -> Tensor:

@@ -14,11 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diffclip.attention import AttentionMaps
-from diffclip.errors import InputError, unknown_name
+from diffclip.attention.module import AttentionMaps
 from diffclip.model import CLIP
 
-TOWERS = ("visual", "text")
 Norm = Literal["detached", "graph"]
 """The rule for gradients through a head norm: its denominator is constant ("detached") or differentiated ("graph")."""
 _MEMORY = 2 << 30  # bytes for the maps of a batch, their gradients and the activations kept for them
@@ -28,23 +26,16 @@ _MEMORY = 2 << 30  # bytes for the maps of a batch, their gradients and the acti
 def recording(
     model: CLIP, tower: str, first_layer: int = 0, gradients: bool = False, norm: Norm = "detached"
 ) -> Iterator[list[AttentionMaps]]:
-    """Record the maps of `tower` from `first_layer` on, in order of depth, for each call of the tower in the block.
+    """Record the maps of `tower` ("visual", "text") from `first_layer` on, in order of depth, for each call of the
+    tower in the block.
 
     The model is in evaluation mode inside the block; its own mode is restored afterwards. Without `gradients` no graph
     is made. With `gradients` the graph begins at `first_layer`, so that earlier layers cost no memory. This holds for
     the first call of the tower: then gradients stay on until the block ends. `torch.autograd.grad` gives the derivative
     with respect to `maps.combined` of each layer: the total derivative, through all later layers. The module
     `relevance` explains `norm`. Several threads must not record one model at once.
-
-    Raises:
-        InputError: no such tower or layer.
     """
-    if tower not in TOWERS:
-        raise unknown_name("tower", tower, TOWERS)
-    layers = model.attention_layers()[tower]
-    if not -len(layers) <= first_layer < len(layers):
-        raise InputError(f"the {tower} tower has {len(layers)} layers: there is no layer {first_layer}")
-    chosen = layers[first_layer % len(layers) :]
+    chosen = model.attention_layers()[tower][first_layer:]
     was_training = [module for module in model.modules() if module.training]
     was_checkpointing = model.visual.grad_checkpointing
     maps: list[AttentionMaps] = []

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from diffclip.attention import AttentionMaps
+from diffclip.attention.module import AttentionMaps
 from diffclip.focus.maps import as_patches, patch_part
 from diffclip.focus.recording import Norm, recording
 from diffclip.model import CLIP

@@ -18,15 +18,9 @@ from timm.models import build_model_with_cfg, create_model, generate_default_cfg
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from diffclip.attention import (
-    ATTENTION_LAYERS,
-    AddedDifferentialAttention,
-    DifferentialAttention,
-    LambdaAttention,
-    SelfAttention,
-    settings_of,
-)
-from diffclip.attention.module import LAMBDA_VECTORS
+from diffclip.attention import ATTENTION_LAYERS, settings_of
+from diffclip.attention.module import LAMBDA_VECTORS, DifferentialAttention, LambdaAttention, SelfAttention
+from diffclip.attention.variants import AddedDifferentialAttention
 from diffclip.config import PreprocessConfig, VisionConfig, lambda_init_of_layer, name_of, named_config
 from diffclip.errors import InputError, unknown_name
 from diffclip.model import CLIP
@@ -91,7 +85,7 @@ class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm ha
                 block.attn.lambda_init = lambda_init_of_layer(lambda_init, index)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Initialize weights as timm does in `mode`, but λ and the gain of the head norm as we do."""
+        """Initialize weights as timm does in `mode`, but λ as we do."""
         super().init_weights(mode, needs_reset)
         for block in self.blocks:
             if isinstance(block.attn, LambdaAttention):
@@ -101,8 +95,6 @@ class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm ha
                 if isinstance(block.attn, AddedDifferentialAttention):  # equal products make λ 0
                     q2.data.copy_(q1.data)
                     k2.data.copy_(k1.data)
-            if isinstance(block.attn, DifferentialAttention):
-                nn.init.ones_(block.attn.diff_norm.weight)
 
     def fix_init_weight(self) -> None:
         """Scale the output projections of each block down by its depth, as timm does with `fix_init`."""

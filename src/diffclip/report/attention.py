@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -56,40 +55,26 @@ class Cell(NamedTuple):
     patch: tuple[int, int] | None = None
 
 
-class Scale(NamedTuple):
-    """The colors of maps: from 0 to `limit`, or if `signed` symmetric about 0, red above and blue below."""
-
-    limit: float
-    signed: bool
-
-    @property
-    def norm(self) -> Normalize:
-        """The range of values."""
-        return Normalize(-self.limit if self.signed else 0, self.limit)
-
-    @property
-    def cmap(self) -> Any:
-        """The colormap."""
-        return colormaps["RdBu_r" if self.signed else "inferno"]
-
-    def drawn(self, values: Map, edge: int) -> Pixels:
-        """Draw a map [h, w], smoothly upsampled, as RGBA [edge, edge, 4]; smaller values are more transparent."""
-        small = Image.fromarray(np.asarray(values, np.float32))
-        smooth = np.asarray(small.resize((edge, edge), Image.Resampling.BICUBIC)) / self.limit
-        colors = self.cmap(smooth / 2 + 0.5 if self.signed else smooth)
-        colors[..., 3] = 0.5 + 0.4 * np.clip(np.abs(smooth), 0, 1)
-        drawn: Pixels = (255 * colors).round().astype(np.uint8)
-        return drawn
-
-
-def scale_of(maps: Sequence[Map], floor: float = 0.0) -> Scale:
-    """Choose one scale for all maps.
+def scale_of(maps: Sequence[Map], floor: float = 0.0) -> ScalarMappable:
+    """Choose one scale for all maps: from 0, or if a map is signed symmetric about 0, red above and blue below.
 
     It ends at the 99.5th percentile of magnitudes, so that one patch does not hide the rest, but not below `floor`.
     """
     values = np.concatenate([np.abs(map).ravel() for map in maps]) if maps else np.ones(1)
     limit = max(float(np.quantile(values, 0.995)) or float(values.max()), floor) or 1.0
-    return Scale(limit, any(bool((map < 0).any()) for map in maps))
+    if any((map < 0).any() for map in maps):
+        return ScalarMappable(Normalize(-limit, limit), "RdBu_r")
+    return ScalarMappable(Normalize(0, limit), "inferno")
+
+
+def draw_map(values: Map, edge: int, scale: ScalarMappable) -> Pixels:
+    """Draw a map [h, w], smoothly upsampled, as RGBA [edge, edge, 4]; smaller values are more transparent."""
+    small = Image.fromarray(np.asarray(values, np.float32))
+    smooth = np.asarray(small.resize((edge, edge), Image.Resampling.BICUBIC))
+    colors = scale.to_rgba(smooth)
+    colors[..., 3] = 0.5 + 0.4 * np.clip(np.abs(smooth) / scale.get_clim()[1], 0, 1)
+    drawn: Pixels = (255 * colors).round().astype(np.uint8)
+    return drawn
 
 
 def grid_figure(
@@ -124,7 +109,7 @@ def grid_figure(
             else:
                 gray = np.asarray(cell.image).mean(-1, keepdims=True).repeat(3, -1) / 255
                 axes.imshow(gray)
-                axes.imshow(scale.drawn(cell.values, cell.image.shape[0]))
+                axes.imshow(draw_map(cell.values, cell.image.shape[0], scale))
                 if cell.patch:
                     edge = cell.image.shape[0] / cell.values.shape[0]
                     corner = (cell.patch[1] * edge - 0.5, cell.patch[0] * edge - 0.5)
@@ -137,10 +122,9 @@ def grid_figure(
         for axes in axes_row[len(row) :]:
             axes.remove()
     if any(cell.values is not None for row in rows for cell in row):
-        colors = ScalarMappable(scale.norm, scale.cmap)
         options: dict[str, Any] = {"location": "bottom", "anchor": (0.02, 1), "pad": 0.01}
         options |= {"shrink": 2.6 / width, "aspect": 30, "ticks": MaxNLocator(4)}
-        bar = figure.colorbar(colors, ax=figure.axes, **options)
+        bar = figure.colorbar(scale, ax=figure.axes, **options)
         bar.ax.tick_params(labelsize=7, length=2, pad=1)
     figure.supxlabel(footer, x=0.01, ha="left", color=_MUTED, **_TEXT)
     return figure

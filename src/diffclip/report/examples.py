@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 
 from diffclip.data.evaluation_set import EvaluationSet
@@ -15,7 +14,6 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.zero_shot import true_text
 from diffclip.focus.attend import Prepared, attend
-from diffclip.focus.maps import class_token_maps
 from diffclip.focus.view import View
 from diffclip.report.attention import (
     RELEVANCE_FLOOR,
@@ -59,9 +57,13 @@ def attention_examples(
     drawn = np.random.default_rng(seed).choice(len(data), count, replace=False).tolist()
     images = [_read_image(data, position) for position in drawn]
     maps: dict[str, npt.NDArray[np.float32]] = {}
-    for label, (model, preprocess, _) in models.items():
-        for name, values in class_token_maps(model, torch.stack([preprocess(one) for one in images])).items():
-            maps[f"{label}\n{name}"] = values.numpy()
+    for label, loaded in models.items():
+        methods = {"attention": "A"}
+        if loaded[0].config.vision.attention.startswith("differential"):
+            methods = {"A1": "A1", "A2": "A2", "attention": "A1 − λ·A2"}
+        for method, name in methods.items():
+            attended = attend({label: loaded}, images, view=View(method))[label]
+            maps[f"{label}\n{name}"] = attended.maps[:, 0]
     rows = []
     for row, image in enumerate(images):
         pixels = model_view(image, next(iter(models.values())))

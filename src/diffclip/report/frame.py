@@ -35,22 +35,9 @@ from diffclip.study.results import (
 )
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
-HEADLINES = {
-    "six-tasks": ("average",),
+_HEADLINES = {
     "retrieval": ("image_retrieval_recall@5", "text_retrieval_recall@5"),
-    "zero-shot": ("acc1",),
-    "few-shot": ("acc1",),
     "mmvp": ("pair_accuracy",),
-    "focus": ("auroc",),
-    "faithfulness": ("insertion_auc",),
-    "mechanics": ("sink_ratio",),
-    "robustness": ("adversarial_accuracy",),
-    "segmentation": ("mean_iou",),
-    "sugarcrepe": ("average",),
-    "pope": ("accuracy",),
-    "pope-blind": ("accuracy",),
-    "out-of-domain": ("mean_of_shifts",),
-    "validation": ("score",),
 }
 """By task the metrics in the first table; other tasks show the first recorded one, linear probes `headline_metric`."""
 BY_LAYER = {
@@ -58,13 +45,6 @@ BY_LAYER = {
     "mechanics": ("sink_ratio", "sink_value_norm", "negative_weight", "map_correlation", "gradient_cosine"),
 }
 """By task the measures that a report shows layer by layer."""
-_MAPS_FIRST = {
-    "focus": ("own minus other text", "relevance", "relevance, norm in the graph"),
-    "faithfulness": ("relevance",),
-    "segmentation": ("attention",),
-    "mechanics": ("attention",),
-}
-"""By task the maps in order of preference: the first table shows the first map that was measured."""
 HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that the first table shows
 _AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
 """For each of `PANELS`, the task whose measures its average replaces in `headlines`."""
@@ -173,8 +153,8 @@ def measures_of(records: pd.DataFrame) -> pd.DataFrame:
 def headlines(records: pd.DataFrame) -> list[int]:
     """Choose the measures of the first table and of the forest plot: at least one per measured task.
 
-    If all models of a task have an average over the same sets, it replaces the single sets. Measures on corrupted
-    images are chosen only if there are no others.
+    If all models of a task have an average over the same sets, it replaces the single sets. Of several maps, the first
+    recorded one is chosen. Measures on corrupted images are chosen only if there are no others.
     """
     frame = records[records["layer"].isna() & records["head"].isna() & ~records["task"].isin(ASIDE)]
     frame = frame[frame["corruption"].isna() | frame["corruption"].notna().all()]
@@ -191,11 +171,11 @@ def headlines(records: pd.DataFrame) -> list[int]:
     # blind POPE is a baseline: it comes last, so that it is not the headline, whichever file came first
     rest = rest.sort_values("task", key=lambda tasks: tasks == "pope-blind", kind="stable")
     for (task, dataset), rows in rest.groupby(["task", "dataset"], sort=False):
-        metrics = list(HEADLINES.get(str(task), rows["metric"].iloc[:1]))
+        metrics = list(_HEADLINES.get(str(task), rows["metric"].iloc[:1]))
         if task == "linear-probe":
             metrics = [headline_metric(str(dataset))]
-        maps = [name for name in _MAPS_FIRST.get(str(task), ()) if rows["map"].eq(name).any()]
-        rows = rows[rows["map"] == maps[0]] if maps else rows
+        maps = rows["map"].fillna("")
+        rows = rows[maps == maps.iloc[0]]
         if rows["epsilon"].eq(HEADLINE_EPSILON).any():
             rows = rows[rows["epsilon"] == HEADLINE_EPSILON]
         if rows["split"].eq("overall").any():

@@ -6,8 +6,8 @@ The palette is Okabe and Ito's (jfly.uni-koeln.de/color).
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,8 @@ _RC: Any = {
 }
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw in the report's look inside this block, and leave matplotlib's settings as they were."""
-    with mpl.rc_context(_RC):
-        yield
+style = partial(mpl.rc_context, _RC)
+"""Draw in the report's look in a block or a decorated function, and leave matplotlib's settings as they were."""
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -5,25 +5,7 @@ No downloads and no license questions; each image is determined by (seed, split,
 
 from __future__ import annotations
 
-from diffclip.data.published_sets import PATTERNS
-from diffclip.scenes.pairs import minimal_pair
-from diffclip.scenes.questions import questions
-from diffclip.scenes.scene import STYLES, Scene, draw_scene
-from diffclip.scenes.vocabulary import BACKGROUNDS, COLORS, SHAPES, TEMPLATES, TEXTURES
+from diffclip.scenes.scene import draw_scene
 from diffclip.scenes.write import draw_built_in, write_scenes
 
-__all__ = [
-    "BACKGROUNDS",
-    "COLORS",
-    "PATTERNS",
-    "SHAPES",
-    "STYLES",
-    "TEMPLATES",
-    "TEXTURES",
-    "Scene",
-    "draw_built_in",
-    "draw_scene",
-    "minimal_pair",
-    "questions",
-    "write_scenes",
-]
+__all__ = ["draw_built_in", "draw_scene", "write_scenes"]

@@ -6,7 +6,7 @@ The two images of a pair differ in one thing; each statement fits its own image 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -45,17 +45,13 @@ PairPlan = tuple[Specs, Specs, str, str]
 """The objects of both images of a pair, and the statements about them."""
 
 
-@dataclass(frozen=True, eq=False)
-class MinimalPair:
-    """Two images (uint8 [H, W, 3]) and two statements, the first true of the first image only."""
-
-    pattern: str
-    images: tuple[NDArray[np.uint8], NDArray[np.uint8]]
-    statements: tuple[str, str]
-
-
-def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> MinimalPair:
+def minimal_pair(
+    pattern: str, index: int, seed: int = 0, size: int = 64
+) -> tuple[tuple[NDArray[np.uint8], NDArray[np.uint8]], tuple[str, str]]:
     """Draw pair number `index` of a pattern, the same for the same arguments.
+
+    Returns:
+        Two images (uint8 [H, W, 3]), and two statements, the first true of the first image only.
 
     Raises:
         InputError: an unknown pattern, a size outside 16 to 8192 pixels, or an index or seed out of range.
@@ -72,8 +68,8 @@ def minimal_pair(pattern: str, index: int, seed: int = 0, size: int = 64) -> Min
         for specs in layouts
     )
     if dice.chance(0.5):
-        return MinimalPair(pattern, (first, second), (first_statement, second_statement))
-    return MinimalPair(pattern, (second, first), (second_statement, first_statement))
+        return (first, second), (first_statement, second_statement)
+    return (second, first), (second_statement, first_statement)
 
 
 def _subject(dice: Dice, background: str, shapes: Sequence[str], detail: str | None = None) -> Spec:

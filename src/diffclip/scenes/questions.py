@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain, count, islice, product
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -21,16 +20,6 @@ ObjectKind = tuple[str, str]
 T = TypeVar("T")
 
 EACH = 3  # maximum number of questions per image with the answer yes, and as many with no (as in POPE)
-
-
-@dataclass(frozen=True)
-class Question:
-    """One line of a question file; `label` is yes or no."""
-
-    question_id: int
-    image: str
-    text: str
-    label: str
 
 
 class Topic(NamedTuple):
@@ -82,11 +71,14 @@ TOPICS = {
 
 def questions(
     images: int = 500, negatives: Negatives = "random", seed: int = 0, topic: str = "kinds"
-) -> list[Question]:
+) -> list[dict[str, Any]]:
     """Ask pairs of a yes and a no question about each image: at most EACH, and at most one per thing in the image.
 
     The absent things are drawn from all (`random`), are the most frequent in these images (`popular`), or are similar
     to things in the image (`adversarial`): kinds that share colors and shapes with them, or colors near to them in RGB.
+
+    Returns:
+        The lines of a question file: `question_id`, `image`, `text`, and `label` (yes or no).
 
     Raises:
         InputError: an unknown sort of negatives, fewer than one image, or a seed out of range.
@@ -96,14 +88,15 @@ def questions(
     present_in, absent_from, ask = TOPICS[topic]
     present = {index: present_in(_specs(index, seed)) for index in question_indices(images, seed)}
     frequent = most_frequent(present.values())
-    result: list[Question] = []
+    result: list[dict[str, Any]] = []
     for index, things in present.items():
         dice = Dice(make_generator("questions", "test", seed, index))
         yes = dice.shuffle(things)[:EACH]
         no = absent_from(things, negatives, frequent, dice)
         for pair in zip(yes, no, strict=False):
             for thing, label in zip(pair, ("yes", "no"), strict=True):
-                result.append(Question(len(result) + 1, image_name(index), ask(thing), label))
+                number, image = len(result) + 1, image_name(index)
+                result.append({"question_id": number, "image": image, "text": ask(thing), "label": label})
     return result
 
 

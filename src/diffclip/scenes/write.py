@@ -275,8 +275,8 @@ def _pair_items(pairs: int, size: int, seed: int) -> Iterator[tuple[str, NDArray
     """Yield pattern, image, its statement and the other image's statement, for `pairs` pairs of each pattern."""
     for pattern in PATTERNS:
         for index in range(pairs):
-            pair = minimal_pair(pattern, index, seed, size)
-            for image, text, other in zip(pair.images, pair.statements, pair.statements[::-1], strict=True):
+            images, statements = minimal_pair(pattern, index, seed, size)
+            for image, text, other in zip(images, statements, statements[::-1], strict=True):
                 yield pattern, image, text, other
 
 
@@ -334,5 +334,5 @@ def write_questions(
             if progress is not None:
                 progress("images", 1, images)
         for negatives in NEGATIVES:
-            lines = [json.dumps(vars(item)) + "\n" for item in questions(images, negatives, seed, topic)]
+            lines = [json.dumps(item) + "\n" for item in questions(images, negatives, seed, topic)]
             (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")

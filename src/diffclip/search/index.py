@@ -49,16 +49,6 @@ _ABANDONED = 3600.0  # seconds after which an unused file of a killed process is
 
 
 @dataclass(frozen=True)
-class About:
-    """The folder and the model of an index: `model` is a digest, `label` the model's name for messages."""
-
-    folder: str
-    model: str
-    label: str
-    width: int
-
-
-@dataclass(frozen=True)
 class ImageFile:
     """A file below the folder: size in bytes, time of change in ns, and why it is not an image ("" if it is)."""
 
@@ -127,7 +117,8 @@ class ImageIndex:
             "transform": [transform.image_size, transform.preprocess.model_dump(mode="json")],
         }
         model, label = digest_of(identity), f"{loaded.label}, {loaded.weights}"
-        self._about = About(str(self.folder), model, label, config.embed_dim)
+        # fields of the header: `model` is a digest, `label` the model's name for messages
+        self._about = {"folder": str(self.folder), "model": model, "label": label, "width": config.embed_dim}
         key = hashlib.sha256(os.fsencode(self.folder) + b"\0" + model.encode()).hexdigest()[:20]
         self.place = cache_folder() / "search" / key if place is None else Path(place)
         self._contents = _read_index(self.place, self._about)
@@ -292,13 +283,13 @@ def _is_same(known: ImageFile | None, file: ImageFile) -> bool:
     return known is not None and (known.size, known.mtime) == (file.size, file.mtime)
 
 
-def _read_index(place: Path, about: About) -> Contents:
+def _read_index(place: Path, about: dict[str, Any]) -> Contents:
     """Read the index in the folder `place`, or return an empty index if there is none. Nothing is written."""
     if not (place / NAME).is_file():
         with explain_disk_errors(place):
             if place.exists() and not all(map(_is_part, place.iterdir())):
                 raise InputError(f"{place} holds other files: choose a new or an empty folder for the index")
-        return Contents([], np.empty((0, about.width), np.float16))
+        return Contents([], np.empty((0, about["width"]), np.float16))
     with explain_errors(
         f"the index {place} is damaged", "remove that folder; the next search makes it again"
     ):
@@ -308,7 +299,7 @@ def _read_index(place: Path, about: About) -> Contents:
             return _read_files(place, about)
 
 
-def _read_files(place: Path, about: About) -> Contents:
+def _read_files(place: Path, about: dict[str, Any]) -> Contents:
     with (place / NAME).open(encoding="utf-8") as lines:
         header = json.loads(next(lines, "{}"))
         if not isinstance(header, dict) or "format" not in header:
@@ -318,25 +309,25 @@ def _read_files(place: Path, about: About) -> Contents:
                 f"{place} was made by another version of this program: remove it; the next search makes "
                 "it again"
             )
-        for key, expected in (("folder", about.folder), ("model", about.model)):
-            if header[key] != expected:
+        for key in ("folder", "model"):
+            if header[key] != about[key]:
                 actual = header["label" if key == "model" else "folder"]
                 raise InputError(f"{place} is the index of another {key} ({actual}): choose another place")
         files = [ImageFile(**json.loads(line)) for line in lines]
     vectors = np.load(place / header["vectors"], mmap_mode="r")
     image_files = [file for file in files if not file.fault]
-    if vectors.dtype != np.float16 or vectors.shape != (len(image_files), about.width):
+    if vectors.dtype != np.float16 or vectors.shape != (len(image_files), about["width"]):
         raise ValueError(f"{len(image_files)} images, but vectors {list(vectors.shape)} of {vectors.dtype}")
     return Contents(image_files, vectors, [file for file in files if file.fault], header["vectors"])
 
 
-def _write_index(place: Path, about: About, contents: Contents) -> Contents:
+def _write_index(place: Path, about: dict[str, Any], contents: Contents) -> Contents:
     """Write an index to the folder `place`, whole or not at all; then remove the file of vectors that it replaces."""
     name = f"vectors-{uuid.uuid4().hex[:8]}.npy"
     with write_atomically(place / name) as temporary, temporary.open("wb") as handle:
         np.save(handle, contents.vectors)
     with write_atomically(place / NAME) as temporary, temporary.open("w", encoding="utf-8") as handle:
-        handle.write(json.dumps({"format": _FORMAT, **vars(about), "vectors": name}) + "\n")
+        handle.write(json.dumps({"format": _FORMAT, **about, "vectors": name}) + "\n")
         for image in (*contents.images, *contents.faulty):
             fields = {key: value for key, value in vars(image).items() if value != ""}
             handle.write(json.dumps(fields) + "\n")

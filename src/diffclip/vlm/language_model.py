@@ -22,20 +22,18 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from diffclip.files import write_atomically
 from diffclip.scenes.captions import write_captions
-from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator
 from diffclip.scenes.questions import TOPICS
 from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn
-from diffclip.vlm.scenes import color_turn, count_things, describe, open_turn, yes_no_turns
+from diffclip.vlm.scenes import color_turn, count_things, describe, lay_out_scene, open_turn, yes_no_turns
 from diffclip.vlm.train import StageTrainer
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # words and parts of words; every word about scenes is a single token
 _VOCABULARY = 1000
-_TOKENIZER_SCENES = 1000
 # the texts are about scenes that are never drawn, so that a model cannot know an image from its text
-_FIRST_SCENE = 10_000_000
+_TOKENIZER_SCENES = range(10_000_000, 10_001_000)
 _CAPTION_SHARE = 0.15
 _LENGTH = 1024  # tokens of the longest text
 _WARMUP_STEPS = 50
@@ -115,8 +113,8 @@ def make_tokenizer() -> Any:
 
 def _texts() -> Iterator[str]:
     yield "system\nYou are a helpful assistant.\nuser\nassistant\n"
-    for index in range(_TOKENIZER_SCENES):
-        specs, background, dice = _scene(index)
+    for index in _TOKENIZER_SCENES:
+        specs, background, dice = lay_out_scene(index, _SEED)
         yield from write_captions(specs, background, dice)
         for turn in [*yes_no_turns(specs, dice.pick(tuple(TOPICS)), _often(), dice), open_turn(specs, dice)]:
             # separate texts, so that the first word of each has no space before it
@@ -124,15 +122,9 @@ def _texts() -> Iterator[str]:
             yield turn.answer
 
 
-def _scene(index: int) -> tuple[list[Spec], str, Dice]:
-    dice = Dice(make_generator("scene", "train", _SEED, _FIRST_SCENE + index))
-    background, specs = lay_out(dice, 1 + index % 4, None)
-    return specs, background, dice
-
-
 @cache
 def _often() -> dict[str, list[Any]]:
-    return count_things(_scene(index)[0] for index in range(_TOKENIZER_SCENES))
+    return count_things(lay_out_scene(index, _SEED)[0] for index in _TOKENIZER_SCENES)
 
 
 def _make_untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
@@ -165,7 +157,7 @@ class _Lessons(Dataset[dict[str, list[int]]]):
         return self._settings.steps * self._settings.batch_size
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        specs, background, dice = _scene(_TOKENIZER_SCENES + index)
+        specs, background, dice = lay_out_scene(_TOKENIZER_SCENES.stop + index, _SEED)
         is_early = index < self._settings.first_steps * self._settings.batch_size
         if not is_early and dice.chance(_CAPTION_SHARE):
             first, second, *_ = write_captions(specs, background, dice)

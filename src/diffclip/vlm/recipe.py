@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
 from diffclip.errors import InputError
@@ -66,11 +65,6 @@ class VLMRecipe(Keys):
     def only(self, stage: int) -> VLMRecipe:
         """Return the recipe without the other stage, as recipe.yaml in the run folder has it."""
         return self.model_copy(update={f"stage{3 - stage}": None})
-
-    def to_yaml(self) -> str:
-        """Return the YAML of every key that has a value."""
-        fields = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
 def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecipe:

@@ -68,7 +68,8 @@ def write_conversations(
                     scene = draw_scene(index, split="train", seed=seed, size=size, objects=_objects(index))
                     (temporary / image_name(index)).write_bytes(jpeg(scene.image))
         progress("images", len(part), images)
-    scenes = [_scene(index, seed) for index in range(images)]
+    laid_out = (lay_out_scene(index, seed) for index in range(images))
+    scenes = [(specs, write_captions(specs, background, dice)) for specs, background, dice in laid_out]
     popular = count_things(specs for specs, _ in scenes)
     samples: tuple[list[Any], ...] = ([], [])
     for index, (specs, captions) in enumerate(scenes):
@@ -79,6 +80,13 @@ def write_conversations(
             samples[1].append(_sample(f"talk-{index}-{number}", index, _talk(specs, captions, popular, dice)))
     for name, stage_samples in zip(STAGE_FILES, samples, strict=True):
         write_text(folder / name, json.dumps(stage_samples))
+
+
+def lay_out_scene(index: int, seed: int) -> tuple[list[Spec], str, Dice]:
+    """Return the objects and background of a scene, as `write_conversations` draws it, and the dice for captions."""
+    dice = Dice(make_generator("scene", "train", seed, index))
+    background, specs = lay_out(dice, _objects(index), None)
+    return specs, background, dice
 
 
 def yes_no_turns(specs: Sequence[Spec], topic: str, popular: dict[str, list[Any]], dice: Dice) -> list[Turn]:
@@ -139,13 +147,6 @@ def _listed(vocabulary: Iterable[str], words: set[str]) -> str:
 
 def _objects(index: int) -> int:
     return 1 + index % 4
-
-
-def _scene(index: int, seed: int) -> tuple[list[Spec], tuple[str, ...]]:
-    """Return the objects and captions of a scene as `draw_scene` does, without its image."""
-    dice = Dice(make_generator("scene", "train", seed, index))
-    background, specs = lay_out(dice, _objects(index), None)
-    return specs, write_captions(specs, background, dice)
 
 
 def _image_path(index: int) -> str:

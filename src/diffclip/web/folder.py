@@ -20,7 +20,7 @@ _THUMBNAIL = 240
 
 
 class SearchedFolder:
-    """Search the images of `folder` with each of `models`."""
+    """Search the images of `folder` with each of `models`, while a thread updates the indexes."""
 
     def __init__(self, folder: Path, models: Sequence[Shown]) -> None:
         find_images([folder])
@@ -34,9 +34,6 @@ class SearchedFolder:
         self._lines = dict.fromkeys(self._indexes, "waiting for its turn")
         self._closing = False
         self._thread = threading.Thread(target=self._update, name="index", daemon=True)
-
-    def start(self) -> None:
-        """Start to update the indexes, in a thread."""
         self._thread.start()
 
     def close(self) -> None:

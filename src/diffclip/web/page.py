@@ -18,8 +18,9 @@ from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.files import printable
 from diffclip.focus.maps import visible_part
-from diffclip.scenes import COLORS, SHAPES, draw_scene
+from diffclip.scenes import draw_scene
 from diffclip.scenes.captions import with_article
+from diffclip.scenes.vocabulary import COLORS, SHAPES
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
 from diffclip.web.results import Shown, gallery, image_uri, message, results

@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,7 +21,7 @@ from diffclip.config import variant_of
 from diffclip.files import printable
 from diffclip.focus.view import OF_TEXTS
 from diffclip.model_source import RANDOM, Loaded
-from diffclip.report.attention import RELEVANCE_FLOOR, Scale, scale_of
+from diffclip.report.attention import RELEVANCE_FLOOR, draw_map, scale_of
 from diffclip.report.style import COLORS, OTHERS
 from diffclip.web.look import EDGE, METHODS, Look, Map
 
@@ -171,7 +172,9 @@ def _png_uri(pixels: NDArray[np.uint8]) -> str:
     return image_uri(Image.fromarray(pixels), "png")
 
 
-def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scale: Scale) -> dict[str, Any]:
+def _layer(
+    look: Look, method: str, text: int | None, texts: Sequence[str], scale: ScalarMappable
+) -> dict[str, Any]:
     heatmap = look.maps.get((method, text))
     if heatmap is None:
         return {"uri": None, "alt": f"This model has one map per head: there is no {method}."}
@@ -179,14 +182,14 @@ def _layer(look: Look, method: str, text: int | None, texts: Sequence[str], scal
         reason = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
         return {"uri": None, "alt": reason}
     suffix = "" if text is None else f" for “{texts[text]}”"
-    return {"uri": _png_uri(scale.drawn(heatmap.values, EDGE)), "alt": f"{METHODS[method]}{suffix}"}
+    return {"uri": _png_uri(draw_map(heatmap.values, EDGE, scale)), "alt": f"{METHODS[method]}{suffix}"}
 
 
-def _atlas(look: Look, scale: Scale) -> dict[str, Any]:
+def _atlas(look: Look, scale: ScalarMappable) -> dict[str, Any]:
     """Join the maps of all patches to one image, each as a tile at its patch's place; the browser shows one tile."""
     side = look.patches.shape[1]
     tiles = look.patches.reshape(side, side, side, side).swapaxes(1, 2).reshape(side * side, side * side)
-    return {"uri": _png_uri(scale.drawn(tiles, side * side)), "side": side, "middle": side // 2}
+    return {"uri": _png_uri(draw_map(tiles, side * side, scale)), "side": side, "middle": side // 2}
 
 
 def _text_colors(texts: int) -> NDArray[np.uint8]:
@@ -196,12 +199,13 @@ def _text_colors(texts: int) -> NDArray[np.uint8]:
     return rgb
 
 
-def _legend(scale: Scale) -> dict[str, Any]:
+def _legend(scale: ScalarMappable) -> dict[str, Any]:
+    low, high = scale.get_clim()
     colors = scale.cmap([step / 5 for step in range(6)])[:, :3] * 255
     stops = ",".join(f"rgb({r:.0f},{g:.0f},{b:.0f})" for r, g, b in colors)
     return {
-        "low": f"−{scale.limit:.2g}" if scale.signed else "0",
-        "high": f"{scale.limit:.2g}",
+        "low": f"{low:.2g}".replace("-", "−", 1),
+        "high": f"{high:.2g}",
         "gradient": f"linear-gradient(90deg,{stops})",
     }
 

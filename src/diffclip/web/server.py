@@ -89,8 +89,6 @@ def serve_in_background(
         mono = [gr.themes.Font(name) for name in ("ui-monospace", "Menlo", "monospace")]
         page = build(page_models, searched)
         has_screen = sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
-        if searched:
-            searched.start()
         try:
             _, address, _ = page.launch(
                 server_name=host,

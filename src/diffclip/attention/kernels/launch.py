@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffclip.attention.kernels.keys import backward_keys
 from diffclip.attention.kernels.long import forward_long
-from diffclip.attention.kernels.plan import Plan, chunks, filled, keeps_second, plan_for
+from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Plan, chunks, filled, plan_for
 from diffclip.attention.kernels.rows import backward_rows
 from diffclip.attention.kernels.short import forward_short
 
@@ -29,7 +29,7 @@ def forward(
     q, k, v = (_side_by_side(x) for x in (q, k, v))
     batch, heads, tokens, _ = v.shape
     stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
-    second = v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
+    second = v.new_empty(v.shape if keep and tokens > WHOLE_ROW_TOKENS else 0)
     if not v.numel():
         return stats, second
     blocks = (plan or plan_for(q, v, causal)).forward
@@ -46,7 +46,7 @@ def forward(
         **blocks.options(),
     }
     with _device(q):
-        if blocks.whole_rows:
+        if not blocks.columns:
             split = blocks.split(pairs, query_blocks, q.device)
             del arguments["COLUMNS"]
             columns = dict(zip(("C0", "C1", "C2"), chunks(tokens), strict=True))

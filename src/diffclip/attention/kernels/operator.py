@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffclip.attention.heads import split_heads
 from diffclip.attention.kernels import launch
-from diffclip.attention.kernels.plan import keeps_second
+from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS
 
 
 def _new_output(v: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def _new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """Allocate `stats` and `second` as the forward pass returns them for v [B, H, N, e]."""
     batch, heads, tokens, _ = v.shape
     stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
-    return stats, v.new_empty(v.shape if keep and keeps_second(tokens) else 0)
+    return stats, v.new_empty(v.shape if keep and tokens > WHOLE_ROW_TOKENS else 0)
 
 
 @torch.library.custom_op("diffclip::fused_attention", mutates_args=())

@@ -28,10 +28,6 @@ class Blocks:
     warps: int
     stages: int
 
-    @property
-    def whole_rows(self) -> bool:
-        return self.columns == 0
-
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of a launch."""
         names = {"ROWS": self.rows, "COLUMNS": self.columns}
@@ -66,7 +62,7 @@ class Problem:
     def shared(self, kernel: str, blocks: Blocks) -> int:
         """Return the least shared memory of `kernel`, in bytes: operands that stay there and those being loaded."""
         d, e = filled(self.size), filled(self.value)
-        if blocks.whole_rows:
+        if not blocks.columns:
             kept = sum(chunks(self.tokens)) * (2 * d + e) + blocks.rows * d
         elif kernel == "keys":
             statistics = blocks.stages * blocks.rows * 8 * 4 // self.bytes
@@ -81,11 +77,6 @@ class Problem:
 def filled(size: int) -> int:
     """Return the power of two, at least 16, to which a head size is padded."""
     return max(16, 1 << (size - 1).bit_length())
-
-
-def keeps_second(tokens: int) -> bool:
-    """True if the forward pass keeps A2·V for the backward pass."""
-    return tokens > WHOLE_ROW_TOKENS
 
 
 def chunks(tokens: int) -> tuple[int, int, int]:

@@ -20,8 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPOutput, CLIPTextModelOutput, CLIPVisionModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from diffclip.attention import DifferentialAttention
-from diffclip.attention.module import LAMBDA_VECTORS
+from diffclip.attention.module import LAMBDA_VECTORS, DifferentialAttention
 from diffclip.config import CLIPConfig, lambda_init_of_layer
 from diffclip.errors import InputError
 from diffclip.initialisation import initialise
