@@ -75,6 +75,11 @@ class _TowerConfig(_Config):
             )
         return self
 
+    @property
+    def is_differential(self) -> bool:
+        """True if its layers subtract a second map."""
+        return self.attention.startswith("differential")
+
 
 class VisionConfig(_TowerConfig):
     """The vision tower: a timm `VisionTransformer` pooled by its class token.

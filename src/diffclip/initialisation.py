@@ -85,7 +85,7 @@ def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generato
         t.normal_(0, 0.1, generator=g)
     elif layer == "lambda_proj":
         t.normal_(0, 0.02, generator=g)  # λ starts near one half
-    elif layer == "diff_norm" or (leaf == "weight" and t.ndim == 1):
+    elif leaf == "weight" and t.ndim == 1:
         t.fill_(1.0)
     elif layer.startswith(("norm", "ln_")):
         t.zero_()

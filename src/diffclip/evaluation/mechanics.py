@@ -71,7 +71,7 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
 
     Sink ratios are given as logarithms.
     """
-    differential = model.config.vision.attention.startswith("differential")
+    differential = model.config.vision.is_differential
     with (
         _watching(model) as (projected, tokens),
         recording(model, "visual", gradients=differential, norm="graph") as maps,

@@ -103,7 +103,7 @@ class _Reader:
                 f"{side - 1}"
             )
         self.token = 0 if self.patch is None else self.patch[0] * side + self.patch[1] - side * side
-        if self.method in ("A1", "A2") and not vision.attention.startswith("differential"):
+        if self.method in ("A1", "A2") and not vision.is_differential:
             raise InputError(f"{name} makes one map per head, no {self.method}: use --method attention")
         self.head = None if view.head is None else view.head - 1
         self.first, self.last = _layer_range(self.model, name, view.layers)

@@ -89,7 +89,7 @@ def correlation_by_layer(model: CLIP, tower: str, inputs: Tensor) -> Tensor:
     ("text") the rows of each text's end token are correlated over the tokens from the start of the text to its end.
     """
     tower_config = model.config.vision if tower == "visual" else model.config.text
-    if not tower_config.attention.startswith("differential"):
+    if not tower_config.is_differential:
         return torch.empty(len(inputs), 0, dtype=torch.float64)
     device = next(iter(model.parameters())).device
     correlations = []

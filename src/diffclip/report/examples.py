@@ -1,4 +1,4 @@
-"""What trained models do with images of a set: retrieved images, maps, and the paper's Figures 2 and 6."""
+"""Examples from a set for a page: retrieved images, attention maps, and the paper's Figures 2 and 6."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def attention_examples(
     maps: dict[str, npt.NDArray[np.float32]] = {}
     for label, loaded in models.items():
         methods = {"attention": "A"}
-        if loaded[0].config.vision.attention.startswith("differential"):
+        if loaded[0].config.vision.is_differential:
             methods = {"A1": "A1", "A2": "A2", "attention": "A1 − λ·A2"}
         for method, name in methods.items():
             attended = attend({label: loaded}, images, view=View(method))[label]

@@ -180,9 +180,7 @@ class Study(Keys):
         if self.sweep is None or arm in self.sweep.arms:
             return arm
         config = self.recipes[arm].config()
-        differential = any(
-            kind.startswith("differential") for kind in (config.vision.attention, config.text.attention)
-        )
+        differential = config.vision.is_differential or config.text.is_differential
         swept_arm = self.arms[arm].settings or (TREATED if differential else BASELINE)
         if swept_arm not in self.sweep.arms:
             raise InputError(

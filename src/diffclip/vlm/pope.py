@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from diffclip.data.index import digest_of, stamp
+from diffclip.data.evaluation_set import FolderSource
+from diffclip.data.index import digest_of
 from diffclip.errors import InputError, explain_errors
 from diffclip.evaluation.records import parse_lines
 from diffclip.evaluation.scores import Score
@@ -59,12 +60,8 @@ class QuestionSet:
     def digest(self) -> str:
         """A digest of the questions and of the images' names, sizes and times, for `ResultsFile.find`."""
         questions = [question for split in self.splits.values() for question in split]
-        paths = (
-            [Path(self.images, name) for name in sorted({question.image for question in questions})]
-            if self.images
-            else []
-        )
-        images = [[path.name, stamp(path)] for path in paths]
+        names = sorted({question.image for question in questions})
+        images = FolderSource(self.images, names).identity if self.images else ""
         return digest_of([[question.model_dump_json() for question in questions], images])
 
 

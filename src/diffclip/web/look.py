@@ -55,7 +55,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Look:
-    """How a model sees an image and texts: `cosines` and `probabilities` by text, and `maps` by (method, text).
+    """The results of a model for an image and texts: `cosines`, `probabilities` by text, `maps` by (method, text).
 
     The text is None for a map that all texts share. `lambdas` is by tower, empty if the layers have no λ of their own.
     `attention` names the kinds of both towers. `segments` [EDGE, EDGE] has the number of the nearest text at each

@@ -133,7 +133,7 @@ def _make_see_tab(models: Sequence[Shown]) -> gr.Image:
             texts = gr.Textbox(first_texts, label=label, lines=5, max_lines=8, elem_id="dc-texts")
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
     notice = gr.HTML(elem_id="dc-told")
-    has_pairs = any(model.loaded.model.config.vision.attention.startswith("differential") for model in models)
+    has_pairs = any(model.loaded.model.config.vision.is_differential for model in models)
     maps = [(title, name) for name, title in METHODS.items() if has_pairs or name not in PAIR_MAPS]
     with gr.Row(elem_classes="dc-controls"):
         method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
