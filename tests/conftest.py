@@ -1,15 +1,12 @@
 """Settings and fixtures of many tests: threads, the folder of real data if it exists, and tiny models."""
 
-from __future__ import annotations
-
 import gc
 import os
+import resource
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # open_clip and timm write nothing, but hub clients look for the network by default
@@ -52,19 +49,29 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print one line per reason to skip tests, with the number of tests."""
-    reports = terminalreporter.stats.get("skipped", ())
-    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
-    for reason, count in reasons.items():
-        terminalreporter.write_line(f"{count} skipped: {reason}")
-
-
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep indexes of shards, features and drawn sets out of the user's cache folder."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int], None]]:
+    """Return a function that limits the bytes of a file, in place of a full disk, until the end of the test."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built-in sets, with few and small images."""
+    from diffclip.scenes import write_scenes
+
+    folder = tmp_path_factory.mktemp("drawn") / "scenes"
+    write_scenes(folder, size=32, train=40, val=12, test=96, seed=0)
     return folder
 
 

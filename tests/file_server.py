@@ -1,7 +1,5 @@
 """Serve the files of a folder over HTTP from this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

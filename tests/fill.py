@@ -3,8 +3,6 @@
 The golden values of the published implementations use the same scheme, so one reader serves both.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

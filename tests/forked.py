@@ -1,7 +1,5 @@
 """Start processes without importing torch first: they are forked from the server that starts a study's runs."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable

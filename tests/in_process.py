@@ -1,7 +1,5 @@
 """Run the `diffclip` command in this process: a new process would need seconds for its imports."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

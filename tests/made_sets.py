@@ -1,7 +1,5 @@
 """Write small versions of published sets in the layout of torchvision or the publisher, with images of their own."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -31,6 +29,13 @@ def tar_of(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
     return path
 
 
+def write_shard_of(path: Path, samples: Iterable[tuple[object, Mapping[str, bytes]]]) -> Path:
+    """Write samples, each a key with contents by extension, into a shard."""
+    return tar_of(
+        path, ((f"{key}.{ending}", data) for key, members in samples for ending, data in members.items())
+    )
+
+
 def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
     """Encode an image, or an array of its pixels, as a file."""
     buffer = io.BytesIO()
@@ -49,6 +54,14 @@ def png_by_hand(
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     rest = png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + header + extra + rest
+
+
+def photograph(width: int, height: int, seed: int) -> Image.Image:
+    """Create an image of smooth colors with grain."""
+    rng = np.random.default_rng(seed)
+    smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height))
+    grain = rng.normal(0, 8, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
 
 
 def write_image(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:

@@ -1,8 +1,7 @@
-"""Small sets of images with masks in clip_benchmark's layout."""
+"""Small sets of images, with masks or with classes, in clip_benchmark's layout."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +55,29 @@ def animals(count: int = 6) -> list[dict[str, Any]]:
         }
         for i in range(count)
     ]
+
+
+def two_things(number: int) -> dict[str, Any]:
+    """Create a noise image with a red star and a blue ring."""
+    mask = box_mask(0, 0, 9, 20) // 255
+    mask[20:30, 12:28] = 2
+    things = {"objects": [{"colour": "red", "shape": "star"}, {"colour": "blue", "shape": "ring"}]}
+    return {"png": png(noise(number)), "mask.png": png(mask), "json": json.dumps(things)}
+
+
+def write_class_set(folder: Path, splits: Mapping[str, Sequence[int]], classes: int) -> Path:
+    """Write a set with one shard per split and one image per label; the color of an image shows its class."""
+    files = {"classnames.txt": "\n".join(f"colour {i}" for i in range(classes))}
+    for number, (split, labels) in enumerate(splits.items()):
+        samples = (
+            {"png": _colored(label, 1000 * number + index), "cls": str(label)}
+            for index, label in enumerate(labels)
+        )
+        write_masked(folder, samples, files, split)
+    return folder
+
+
+def _colored(label: int, seed: int) -> bytes:
+    base = np.random.default_rng(10_000 + label).integers(30, 226, 3)
+    grain = np.random.default_rng(seed).integers(-25, 26, (16, 16, 3))
+    return png((base + grain).astype(np.uint8))

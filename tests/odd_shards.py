@@ -1,13 +1,10 @@
 """Write shards with every problem that a check of data must find, from images that look different."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from pathlib import Path
 
 import made_sets
 import numpy as np
-from made_sets import tar_of
+from made_sets import write_shard_of
 from PIL import Image
 
 LONG = "a very long caption " * 25 + "the end"
@@ -23,12 +20,6 @@ def encoded(image: Image.Image, kind: str = "JPEG", quality: int = 90) -> bytes:
     return made_sets.encoded(image, kind, quality=quality)
 
 
-def write_shard_of(path: Path, samples: Iterable[tuple[str, dict[str, bytes]]]) -> Path:
-    return tar_of(
-        path, ((f"{key}.{ending}", data) for key, members in samples for ending, data in members.items())
-    )
-
-
 def plain(prefix: str, numbers: range) -> list[tuple[str, dict[str, bytes]]]:
     return [
         (f"{prefix}{n:02d}", {"jpg": encoded(smooth_image(n)), "txt": f"picture number {n}".encode()})
@@ -40,28 +31,25 @@ def write_odd_shards(folder: Path) -> Path:
     """Write three shards of 20, 21 and 3 samples that have an image and a caption, and a broken shard.
 
     `cut` has half an image, and `latin` a caption that is not UTF-8. `twin` is the file of `s01`. `small` and `worse`
-    are `s02` at half its size and at quality 30. `white` and `whiter` show nothing. Three captions are "stock photo",
-    whatever their case. `long` has a caption that no model reads to its end. `both` has two captions with characters
-    that have a meaning in HTML. `bare` has no caption, and `blind` has no image.
+    are `s02` at half its size and at quality 30. `white` and `whiter` show nothing. `long` has a caption that no model
+    reads to its end. `both` has two captions. `bare` has no caption, and `blind` has no image.
     """
     write_shard_of(folder / "0.tar", plain("s", range(20)))
-    first, second = smooth_image(1), smooth_image(2)
+    second = smooth_image(2)
     half = encoded(second.resize((second.width // 2, second.height // 2)))
+    white, whiter = Image.new("RGB", (40, 40), "white"), Image.new("RGB", (41, 40), (250, 250, 250))
     samples: list[tuple[str, dict[str, bytes]]] = [
         ("bare", {"jpg": encoded(smooth_image(50))}),
         ("blind", {"txt": b"nothing to see"}),
-        (
-            "both",
-            {"png": encoded(smooth_image(51), "PNG"), "txt": b"<script>alert(1)</script> & so\nand more"},
-        ),
+        ("both", {"png": encoded(smooth_image(51), "PNG"), "txt": b"one line\nand more"}),
         ("cut", {"jpg": encoded(smooth_image(52))[:900], "txt": b"half of it"}),
         ("latin", {"jpg": encoded(smooth_image(53)), "txt": b"caf\xe9 au lait"}),
         ("long", {"jpg": encoded(smooth_image(54, (300, 90))), "txt": LONG.encode()}),
-        ("small", {"jpg": half, "txt": b"stock photo"}),
-        ("twin", {"jpg": encoded(first), "txt": b"Stock  photo"}),
-        ("white", {"png": encoded(Image.new("RGB", (40, 40), "white"), "PNG"), "txt": b"STOCK PHOTO"}),
-        ("whiter", {"png": encoded(Image.new("RGB", (41, 40), (250, 250, 250)), "PNG"), "txt": b"a cloud"}),
-        ("worse", {"jpg": encoded(second, quality=30), "txt": b"une photo de famille dans le jardin"}),
+        ("small", {"jpg": half, "txt": b"a small photo"}),
+        ("twin", {"jpg": encoded(smooth_image(1)), "txt": b"a photo"}),
+        ("white", {"png": encoded(white, "PNG"), "txt": b"a cloud"}),
+        ("whiter", {"png": encoded(whiter, "PNG"), "txt": b"a cloud"}),
+        ("worse", {"jpg": encoded(second, quality=30), "txt": b"a photo"}),
     ]
     write_shard_of(folder / "1.tar", [*samples, *plain("t", range(60, 72))])
     write_shard_of(folder / "2.tar", plain("u", range(80, 83)))

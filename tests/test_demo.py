@@ -1,7 +1,5 @@
 """Import the package and run the whole demo with only the distributions that its metadata requires."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -18,9 +16,9 @@ from packaging.utils import canonicalize_name
 def add(name, extras):
     found = {(canonicalize_name(name), extra) for extra in ["", *extras]} - needed
     needed.update(found)
-    for one in map(Requirement, importlib.metadata.requires(name) or [] if found else []):
-        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for _, extra in found):
-            add(one.name, one.extras)
+    for requirement in map(Requirement, importlib.metadata.requires(name) or [] if found else []):
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for _, extra in found):
+            add(requirement.name, requirement.extras)
 
 needed = set()
 add("diffclip", EXTRAS)

@@ -1,13 +1,10 @@
 """Files appear whole or not at all, on a full disk too."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
-import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,21 +98,7 @@ def test_check_writable_finds_unwritable_targets_and_changes_nothing(tmp_path: P
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_keeps_the_previous_checkpoint(small_disk: Path) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, file_limit: Callable[[int], None]) -> None:
     from lightning.fabric import Fabric
 
     from diffclip.training.checkpoint import RunProgress, read_state, save_checkpoint
@@ -126,13 +109,13 @@ def test_a_full_disk_keeps_the_previous_checkpoint(small_disk: Path) -> None:
     model = CLIP(variant_config("DiffCLIP", sizes), seed=0)
     optimiser = torch.optim.AdamW(model.parameters())
     fabric = Fabric(accelerator="cpu", devices=1)
-    save_checkpoint(fabric, small_disk, model, optimiser, RunProgress(step=1))
-    (small_disk / "ballast").write_bytes(bytes(150_000))
-    second = (fabric, small_disk, model, optimiser, RunProgress(step=2))
-    for save in (lambda: save_checkpoint(*second), lambda: save_published(model, small_disk / "a.pt")):
-        with pytest.raises(InputError, match=r"no space left on device while writing .*: free") as error:
+    save_checkpoint(fabric, tmp_path, model, optimiser, RunProgress(step=1))
+    file_limit(1000)
+    second = (fabric, tmp_path, model, optimiser, RunProgress(step=2))
+    for save in (lambda: save_checkpoint(*second), lambda: save_published(model, tmp_path / "a.pt")):
+        with pytest.raises(InputError, match=r"cannot write|no space left") as error:
             save()
         assert "\n" not in str(error.value)
-    assert read_state(small_disk / "checkpoints" / "last").step == 1
-    diffclip.load_weights(model, small_disk / "checkpoints" / "last")
-    assert {path.name for path in (small_disk / "checkpoints").iterdir()} == {"last", "step_00000001"}
+    assert read_state(tmp_path / "checkpoints" / "last").step == 1
+    diffclip.load_weights(model, tmp_path / "checkpoints" / "last")
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"last", "step_00000001"}

@@ -1,7 +1,5 @@
 """The models agree with the published implementations and with our own earlier values."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

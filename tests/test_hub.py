@@ -1,7 +1,5 @@
 """Models on the hub: a pushed model loads unchanged, with our functions and with the hub's own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from diffclip.evaluation.records import Record, write_records
 
 def run_folder(model_folder: Path, folder: Path) -> Path:
     shutil.copytree(model_folder, folder / "checkpoints" / "best")
-    (folder / "recipe.yaml").write_text("model: DiffCLIP\nseed: 7\nepochs: 3\ndata: {train: cc3m/*.tar}\n")
+    (folder / "recipe.yaml").write_text("weights: start\nseed: 7\nepochs: 3\ndata: {train: cc3m/*.tar}\n")
     return folder
 
 
@@ -34,7 +32,7 @@ def test_a_run_is_pushed_and_loaded_again(model_folder, tmp_path, monkeypatch) -
     hub, requests = tmp_path / "hub", []
 
     def upload(_: object, *, folder_path: str, **__: object) -> None:
-        shutil.copytree(folder_path, hub)
+        shutil.copytree(folder_path, hub, dirs_exist_ok=True)
 
     def download(repository: str, revision: str | None = None, **_: object) -> str:
         requests.append((repository, revision))
@@ -51,6 +49,8 @@ def test_a_run_is_pushed_and_loaded_again(model_folder, tmp_path, monkeypatch) -
     assert (pushed.returncode, pushed.stdout) == (0, "hf-hub:me/mine\n"), pushed.stderr
     assert {file.name for file in hub.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     model = diffclip.load(model_folder)[0]
+    model.push_to_hub("me/mine")
+    assert 'diffclip.load("hf-hub:me/mine")' in (hub / "README.md").read_text()
     for loaded in (
         diffclip.load("hf-hub:me/mine@abc")[0],
         *map(diffclip.CLIP.from_pretrained, ("me/mine", hub)),
@@ -59,6 +59,13 @@ def test_a_run_is_pushed_and_loaded_again(model_folder, tmp_path, monkeypatch) -
         for name, value in model.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], value)
     assert requests == [("me/mine", "abc"), ("me/mine", None)]
+    changed = diffclip.CLIP.from_pretrained(hub, image_size=24, attention_backend="eager")
+    assert changed.config.vision.image_size == 24
+    assert changed.attention_layers()["text"][0].backend == "eager"
+    with pytest.raises(
+        InputError, match="unknown argument 'bogus': choose from: attention_backend, cache_dir"
+    ):
+        diffclip.CLIP.from_pretrained(hub, bogus=1)
     with pytest.raises(InputError, match="hf-hub:me/gone cannot be fetched"):
         diffclip.load("hf-hub:me/gone")
 
@@ -75,7 +82,7 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path
     for part in (
         "license: mit",
         "| data | cc3m/*.tar |",
-        "| seed | 7 |",
+        "| seed | 7 |\n| weights | start |\n| epochs | 3 |",
         "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
         "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
         'diffclip.load("hf-hub:me/mine")',

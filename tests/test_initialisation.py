@@ -1,7 +1,5 @@
 """Both inits have the expected statistics, and `matched` isolates attention."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The models: sizes, names, options of timm's tower, and patch features."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -36,13 +34,6 @@ def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
 def test_every_named_model_has_its_name_at_any_image_size(name: str) -> None:
     config = named_config(name)
     assert name_of(config) == name_of(named_config(name, 2 * config.vision.image_size)) == name
-
-
-def test_forward_gives_unit_features_and_the_scale() -> None:
-    out = CLIP(tiny(), seed=0).eval()(*batch())
-    torch.testing.assert_close(out["logit_scale"], torch.tensor(1 / 0.07))
-    for name in ("image_features", "text_features"):
-        torch.testing.assert_close(out[name].norm(dim=-1), torch.ones(3))
 
 
 def test_tokens_after_the_end_do_not_change_text_features() -> None:
@@ -120,8 +111,8 @@ def test_another_image_size_resamples_positions(variant: str, tokens: int) -> No
 
 
 def test_seeds_decide_the_initial_weights() -> None:
-    one, other = (CLIP(tiny(), seed=seed).visual.pos_embed for seed in (1, 2))
-    assert not torch.equal(one, other)
+    first, second = (CLIP(tiny(), seed=seed).visual.pos_embed for seed in (1, 2))
+    assert not torch.equal(first, second)
     embeddings = []
     for _ in range(2):
         torch.manual_seed(5)

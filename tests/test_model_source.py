@@ -6,7 +6,7 @@ import pytest
 import diffclip
 from diffclip.config import MODEL_NAMES
 from diffclip.errors import InputError
-from diffclip.model_source import find_model, load_for_use
+from diffclip.model_source import find_model, load_with_origin
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def run_folder(model_folder, tmp_path):
 
 
 def test_a_run_folder_gives_its_best_checkpoint_and_seed(run_folder):
-    loaded = load_for_use(str(run_folder))
+    loaded = load_with_origin(str(run_folder))
     assert loaded.weights == str(run_folder / "checkpoints" / "last")
     assert loaded.seed == 7
     assert diffclip.load(run_folder)[0].config == loaded.model.config
     (run_folder / "checkpoints" / "best").symlink_to("step_00000010")
-    loaded = load_for_use(str(run_folder))
+    loaded = load_with_origin(str(run_folder))
     assert loaded.weights == str(run_folder / "checkpoints" / "best")
-    assert load_for_use(loaded.weights).seed == 7
+    assert load_with_origin(loaded.weights).seed == 7
 
 
 @pytest.mark.parametrize(
@@ -41,23 +41,23 @@ def test_a_run_folder_gives_its_best_checkpoint_and_seed(run_folder):
 )
 def test_records_name_the_folder_of_the_training_set(train, run_folder):
     (run_folder / "recipe.yaml").write_text(json.dumps({"model": "DiffCLIP", "data": {"train": train}}))
-    assert load_for_use(str(run_folder)).data == "cc12m"
+    assert load_with_origin(str(run_folder)).data == "cc12m"
 
 
 def test_a_bad_recipe_gives_no_data_and_a_missing_recipe_no_seed(run_folder):
     (run_folder / "recipe.yaml").write_text("data: [1, 2]")
-    assert load_for_use(str(run_folder)).data is None
+    assert load_with_origin(str(run_folder)).data is None
     (run_folder / "recipe.yaml").unlink()
-    assert load_for_use(str(run_folder)).seed is None
+    assert load_with_origin(str(run_folder)).seed is None
 
 
 def test_a_model_name_gives_random_weights_with_a_warning(capsys):
-    loaded = load_for_use("CLIP-ViT-Ti-16", image_size=32)
+    loaded = load_with_origin("CLIP-ViT-Ti-16", image_size=32)
     assert "WARNING: CLIP-ViT-Ti-16 has random weights" in capsys.readouterr().err
     assert (loaded.label, loaded.weights, loaded.seed) == ("CLIP-ViT-Ti-16", "random, seed 0", None)
     assert loaded.preprocess.image_size == 32
     with pytest.raises(InputError, match="does not fit"):
-        load_for_use("CLIP-ViT-Ti-16", model_name="DiffCLIP-ViT-Ti-16")
+        load_with_origin("CLIP-ViT-Ti-16", model_name="DiffCLIP-ViT-Ti-16")
 
 
 def test_find_model_finds_nothing_for_names_and_refuses_unknown_sources(tmp_path):
@@ -68,4 +68,4 @@ def test_find_model_finds_nothing_for_names_and_refuses_unknown_sources(tmp_path
     with pytest.raises(InputError, match="does not exist"):
         find_model(str(tmp_path / "gone"))
     with pytest.raises(InputError, match="neither"):
-        load_for_use(str(tmp_path))
+        load_with_origin(str(tmp_path))

@@ -1,7 +1,5 @@
 """The tokenizer, from texts to ids."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

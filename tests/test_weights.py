@@ -1,7 +1,5 @@
 """Weights: read and write every layout, and handle files that are damaged, foreign or hostile."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -52,16 +50,6 @@ def published_file(model: CLIP, file: Path) -> Path:
     extras |= {"best_acc1": np.float32(31.8), "count": np.int64(7)}
     torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}, **extras}, file)
     return file
-
-
-@pytest.mark.parametrize("variant", PUBLISHED)
-def test_published_files_are_read_and_written_without_loss(variant: str, tmp_path: Path) -> None:
-    model = tiny(variant)
-    file = published_file(model, tmp_path / "checkpoint_best.pt")
-    assert same(diffclip.load_weights(tiny(variant, seed=9), file), model)
-    save_published(model, tmp_path / "again.pt")
-    names = torch.load(tmp_path / "again.pt", weights_only=True)["state_dict"].keys()
-    assert names == torch.load(file, weights_only=False)["state_dict"].keys()
 
 
 def renamed_pickle(file: Path, old: bytes, new: bytes) -> None:
@@ -118,7 +106,8 @@ def test_a_saved_folder_keeps_weights_config_and_preprocessing(tmp_path: Path) -
     assert loaded.config == model.config
     assert not loaded.training
     assert transform.resize == 40
-    assert diffclip.load_weights(tiny("DiffCLIP-dynamic"), tmp_path / "saved").config == model.config
+    compiled = torch.compile(tiny("DiffCLIP-dynamic"))
+    assert diffclip.load_weights(compiled, tmp_path / "saved").config == model.config
     assert loaded.attention_layers()["visual"][0].lambda_init == pytest.approx(0.2)
     mask = os.umask(0)
     os.umask(mask)
@@ -169,6 +158,8 @@ def test_weights_that_do_not_determine_their_model_are_refused() -> None:
     converted = tiny("DiffCLIP-added", vision=SIZES["vision"] | {"pre_norm": True, "patch_bias": False})
     with pytest.raises(InputError, match="the activation of a converted model"):
         infer_config(converted.state_dict())
+    with pytest.raises(InputError, match="no published layout, by its attention, pre_norm, patch_bias: save"):
+        to_published(converted.state_dict(), converted.config)
     for variant in ("DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added"):
         assert infer_config(tiny(variant).state_dict()) == variant_config(variant, SIZES)
 
@@ -181,6 +172,8 @@ def test_a_saved_model_loads_from_its_folder_its_file_or_a_moved_file(variant: s
     file = tmp_path / "saved" / "model.safetensors"
     sources = [tmp_path / "saved", file, shutil.copy(file, tmp_path / "moved.safetensors")]
     if variant in PUBLISHED:  # our own published file keeps settings that weights do not show
+        theirs = published_file(model, tmp_path / "theirs.pt")
+        assert same(diffclip.load_weights(tiny(variant, seed=9), theirs), model)
         save_published(torch.compile(model), tmp_path / "ours.pt")
         sources.append(tmp_path / "ours.pt")
     for source in sources:
@@ -233,6 +226,7 @@ def test_odd_contents_are_refused_in_one_line(odd: dict, tmp_path: Path) -> None
         with pytest.raises(InputError) as error:
             use(tmp_path / "odd.pt")
         assert "\n" not in str(error.value)
+        assert "by zero" not in str(error.value)
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -1,7 +1,5 @@
 """Small models of every variant, with images and tokens for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

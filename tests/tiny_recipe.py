@@ -1,8 +1,8 @@
 """Recipes with towers that train in seconds."""
 
-from __future__ import annotations
-
 from typing import Any
+
+from diffclip.training.recipe import Recipe, parse_recipe
 
 
 def tiny_recipe(
@@ -16,3 +16,10 @@ def tiny_recipe(
         "text": {"context_length": context, **tower},
     }
     return {"model": "DiffCLIP", "architecture": architecture, "epochs": 2, "batch_size": 8, **fields}
+
+
+def changed(recipe: Recipe, **keys: Any) -> Recipe:
+    """Copy a recipe with other values of some keys, and of some keys of its data."""
+    fields = recipe.model_dump()
+    fields["data"] |= keys.pop("data", {})
+    return parse_recipe(fields | keys, "test")

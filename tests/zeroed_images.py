@@ -1,7 +1,5 @@
 """Write a shard in which some images are broken: zeros replace their bytes, and the tar stays whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -18,7 +18,7 @@ from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
-from diffclip.model_source import load, load_for_use
+from diffclip.model_source import load, load_with_origin
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.names import percent
 from diffclip.report.page import Extra, write_report
@@ -101,7 +101,7 @@ def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[R
     sets = (("retrieval", "captions"), ("zero-shot", "colours"), ("zero-shot", "shapes"))
     entries = [Entry(task, str(scenes / name)) for task, name in sets]
     measured: list[Record] = []
-    for entry in run_entries(load_for_use(str(run)), entries, results, Sets()):
+    for entry in run_entries(load_with_origin(str(run)), entries, results, Sets()):
         if entry.error:
             raise type(entry.error)(f"{run.name}: {entry.entry} failed: {entry.error}")
         measured += entry.records

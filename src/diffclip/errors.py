@@ -5,11 +5,17 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
+import re
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+# Addresses in a text: the part before the host, and the query, may hold a password or a key.
+_USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
+_QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 
 
 class DiffCLIPError(Exception):
@@ -91,6 +97,21 @@ def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str
     otherwise = otherwise or f"choose from: {', '.join(lowered.values())}"
     hint = f"did you mean {lowered[close[0]]!r}?" if close else otherwise
     return InputError(f"unknown {kind} {str(name)!r}: {hint}")
+
+
+def hide_secrets(text: str) -> str:
+    """Hide users, passwords and queries of the addresses in `text`."""
+    return _QUERY.sub(r"\1?…", _USER.sub("…@", text))
+
+
+_said: set[str] = set()
+
+
+def say_once(message: str) -> None:
+    """Warn with `message`, unless it has been said before."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, stacklevel=2)
 
 
 def require_group(group: str, *modules: str) -> None:

@@ -1,8 +1,10 @@
-"""Write files atomically: first under a temporary name beside the target, then renamed to the target."""
+"""Read and hash; write files atomically: first under a temporary name beside the target, then renamed to it."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import platform
 import re
@@ -136,6 +138,16 @@ def check_new(target: str | Path) -> None:
     check_writable(target)
 
 
+def read_text(file: Path) -> str:
+    """Read a text file, or raise `InputError` if it is not UTF-8 text or cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read {file} ({error}): it should be UTF-8 text") from error
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}; check the path") from error
+
+
 def write_text(target: str | Path, text: str) -> None:
     """Write `text` as UTF-8 to `target` atomically; escape bytes of file names that are not UTF-8."""
     with write_atomically(target) as temporary:
@@ -199,6 +211,11 @@ def hold_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def digest_of(value: object) -> str:
+    """Hash anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def cores() -> int:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin
 
-from diffclip.config import name_of
-from diffclip.model_source import fetch, load
+from diffclip.config import HUB_PREFIX, name_of
+from diffclip.errors import hide_secrets, unknown_name
+from diffclip.model_source import load, locate
 from diffclip.weights import save_weights
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 
 {license}
 """
+_FETCHING = ("cache_dir", "force_download", "local_files_only", "token")
 _FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
 
 
@@ -57,13 +59,26 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub i
         model: Any = self
         save_weights(model, save_directory)
 
+    def push_to_hub(self, repo_id: str, *, model_card_kwargs: Any = None, **options: Any) -> Any:
+        """Push the model and a card that names `repo_id`; the arguments are those of `PyTorchModelHubMixin`."""
+        card = {"repo_id": repo_id} | (model_card_kwargs or {})
+        return super().push_to_hub(repo_id, model_card_kwargs=card, **options)
+
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:
-        names = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+    def _from_pretrained(
+        cls, *, model_id: str, image_size: int | None = None, attention_backend: str = "auto", **options: Any
+    ) -> Any:
+        options.pop("config", None)  # the content of config.json, which `load` reads
+        revision, fetching = options.pop("revision"), {key: options.pop(key) for key in _FETCHING}
+        if options:
+            known = ["image_size", "attention_backend", "revision", *_FETCHING]
+            raise unknown_name("argument", next(iter(options)), known)
         folder = Path(model_id)
         if not folder.is_dir():
-            folder = fetch(model_id, **{key: options[key] for key in names})
-        return load(folder)[0]
+            folder = locate(HUB_PREFIX + model_id + (f"@{revision}" if revision else ""), **fetching)
+        model = load(folder, image_size=image_size)[0]
+        model.set_attention_backend(attention_backend)
+        return model
 
     def generate_model_card(
         self,
@@ -77,7 +92,7 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub i
         Args:
             repo_id: the model's name on the hub.
             recipe: the recipe of the run that trained the model.
-            records: the results to list, see `diffclip.load_records`.
+            records: the results to list, as `diffclip.evaluation.records.read_records` reads them.
             license: the license of the weights, by its name on the hub.
         """
         model: Any = self
@@ -105,11 +120,11 @@ class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub i
 def _format_training(recipe: Mapping[str, Any] | None) -> str:
     if recipe is None:
         return "Not stated."
-    from diffclip.data.remote import hide_secrets
-
-    rows: dict[str, Any] = {"data": hide_secrets(str(recipe["data"]["train"]))}
-    rows |= {key: recipe.get(key) for key in ("seed", "init", "epochs", "batch_size", "lr", "weight_decay")}
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
+    start = "weights" if recipe.get("weights") else "init"
+    rows: dict[str, Any] = {"data": recipe["data"]["train"]}
+    rows |= {key: recipe.get(key) for key in ("seed", start, "epochs", "batch_size", "lr", "weight_decay")}
+    lines = [f"| {key} | {hide_secrets(str(value))} |" for key, value in rows.items()]
+    return "\n".join(["| | |", "| --- | --- |", *lines])
 
 
 def _format_results(records: Iterable[Record]) -> str:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffclip.attention.dispatch import check_backend
-from diffclip.attention.module import DifferentialAttention, LambdaAttention, SelfAttention
-from diffclip.config import CLIPConfig, lambda_init_of_layer, named_config, resize_config
+from diffclip.attention.module import LambdaAttention, SelfAttention, set_lambda_init
+from diffclip.config import CLIPConfig, named_config, resize_config
 from diffclip.errors import InputError, unknown_name
 from diffclip.hub import HubModel
 from diffclip.initialisation import initialise, resolve_norm_eps
@@ -56,9 +56,7 @@ class CLIP(nn.Module, HubModel):
         if config.logit_bias:
             self.logit_bias = nn.Parameter(torch.empty(()))
         for layers in self.attention_layers().values():
-            for index, layer in enumerate(layers):
-                if isinstance(layer, DifferentialAttention):
-                    layer.lambda_init = lambda_init_of_layer(self.config.lambda_init, index)
+            set_lambda_init(layers, self.config.lambda_init)
         self.set_attention_backend(attention_backend)
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu").item())

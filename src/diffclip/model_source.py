@@ -103,35 +103,35 @@ def prepare(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTrans
 
 def read_config(source: str | Path) -> CLIPConfig:
     """Return the configuration of the model that `load` would read at `source`."""
+    from diffclip.config import OPEN_CLIP, TRANSFORMERS
     from diffclip.weights import read_weights
 
+    if str(source).startswith((OPEN_CLIP, TRANSFORMERS)):
+        from diffclip.convert.from_libraries import read_foreign
+
+        return read_foreign(str(source)).config
     path = locate(source)
     return _resolve_config(read_weights(path), path, None)
 
 
-def locate(source: str | Path, cache_dir: str | None = None) -> Path:
-    """Return `source` as a path; fetch a name on the hub into `cache_dir` or the hub's own cache first."""
-    from diffclip.config import HUB_PREFIX
-
-    if not str(source).startswith(HUB_PREFIX):
-        return Path(source)
-    repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
-    with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
-        return fetch(repository, revision or None, cache_dir=cache_dir)
-
-
-def fetch(repository: str, revision: str | None = None, **options: Any) -> Path:
-    """Return the local folder with the weights of a repository, which are fetched or found in the hub's cache.
+def locate(source: str | Path, **options: Any) -> Path:
+    """Return `source` as a path; a name on the hub is fetched or found in the hub's cache first.
 
     Args:
         options: passed to `huggingface_hub.snapshot_download`.
     """
+    from diffclip.config import HUB_PREFIX
+
+    if not str(source).startswith(HUB_PREFIX):
+        return Path(source)
     from huggingface_hub import snapshot_download
 
     from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE
 
-    files = [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]
-    return Path(snapshot_download(repository, revision=revision, allow_patterns=files, **options))
+    repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
+    options |= {"revision": revision or None, "allow_patterns": [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]}
+    with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
+        return Path(snapshot_download(repository, **options))
 
 
 def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
@@ -153,7 +153,7 @@ def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConf
     return resize_config(config, grid * config.vision.patch_size) if grid else config
 
 
-def load_for_use(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
+def load_with_origin(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
     """Load the model that `source` names.
 
     Args:

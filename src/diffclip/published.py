@@ -57,11 +57,20 @@ def from_published(state: State) -> dict[str, Tensor]:
 
 def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
     """Convert our names to the published ones, also for gradients or other tensors that are keyed like parameters."""
-    for kind in (config.vision.attention, config.text.attention):
-        if kind not in ("softmax", "differential"):
-            raise InputError(f"attention {kind} has no published layout: save a folder instead")
-    if config.differential != Differential():
-        raise InputError(f"{name_of(config)} lacks a part of the published layer: save a folder instead")
+    images, texts = config.vision, config.text
+    unpublished = {
+        "attention": not {images.attention, texts.attention} <= {"softmax", "differential"},
+        "differential": config.differential != Differential(),
+        "activations": (images.activation, texts.activation) != ("gelu", "quick_gelu"),
+        "pre_norm": images.pre_norm,
+        "patch_bias": not images.patch_bias,
+        "registers": images.registers,
+        "logit_bias": config.logit_bias,
+    }
+    if parts := [part for part, differs in unpublished.items() if differs]:
+        raise InputError(
+            f"{name_of(config)} has no published layout, by its {', '.join(parts)}: save a folder instead"
+        )
     published: dict[str, Tensor] = {}
     for name, tensor in state.items():
         vision = name.startswith("visual.")
@@ -95,9 +104,12 @@ def infer_config(state: State) -> CLIPConfig:
             | {"vocab_size": vocab, "context_length": state["positional_embedding"].shape[0]},
         }
         embed_dim = state["image_projection"].shape[1]
+    except InputError:
+        raise
     except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
+        fault = f"{error} is missing" if isinstance(error, KeyError) else "a tensor has an unexpected shape"
         raise InputError(
-            f"these are not the weights of a CLIP with two transformer towers ({error} is missing): give such a file"
+            f"these are not the weights of a CLIP with two transformer towers ({fault}): give such a file"
         ) from None
     for key, tower in towers.items():
         if tower["heads"] is None:

@@ -53,3 +53,15 @@ def _open_clip_tokenizer(context_length: int) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.SimpleTokenizer(context_length=context_length)
+
+
+def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:
+    """Raise `InputError` unless text features are taken at the largest id, as ours are.
+
+    The id `end` must be None (the largest id), the last of the vocabulary, or the largest that our tokenizer gives.
+    """
+    if not (end in (None, vocabulary - 1) or VOCABULARY - 1 == end < vocabulary):
+        raise InputError(
+            f"{source} takes text features at the id {end}, not the largest of {vocabulary}: use a model whose "
+            "end-of-text token is the largest id"
+        )

@@ -6,6 +6,7 @@ A saved folder holds `config.json` (the model's configuration with its image and
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffclip.config import CLIPConfig, name_of, parse_config
 from diffclip.errors import InputError, explain_errors
@@ -129,7 +130,13 @@ def load_weights(model: CLIP, path: str | Path) -> CLIP:
         InputError: unreadable weights, or weights for another model: the line lists what is missing, what is extra
             and which shapes differ, and names the model that would fit.
     """
-    return put_weights(model, read_weights(path), path)
+    put_weights(_unwrapped(model), read_weights(path), path)
+    return model
+
+
+def _unwrapped(model: CLIP) -> CLIP:
+    """Return the model inside the wrapper of `torch.compile`, if there is one."""
+    return getattr(model, "_orig_mod", model)  # type: ignore[return-value]
 
 
 def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
@@ -205,12 +212,12 @@ def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | 
 
     `state` is the model's state dict if it has been gathered from several processes. A disk error raises `InputError`.
     """
-    unwrapped: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
-    state = unwrapped.state_dict() if state is None else state
+    model = _unwrapped(model)
+    state = model.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with write_atomically(Path(folder) / WEIGHTS_FILE) as temporary:
-        save_tensors(state, temporary, {CONFIG_KEY: unwrapped.config.model_dump_json()})
-    write_text(Path(folder) / CONFIG_FILE, unwrapped.config.model_dump_json(indent=2) + "\n")
+        save_tensors(state, temporary, {CONFIG_KEY: model.config.model_dump_json()})
+    write_text(Path(folder) / CONFIG_FILE, model.config.model_dump_json(indent=2) + "\n")
 
 
 def save_published(model: CLIP, file: str | Path) -> None:
@@ -219,11 +226,11 @@ def save_published(model: CLIP, file: str | Path) -> None:
     The file also holds the configuration as JSON text, so that nothing is lost when it is read again; other readers
     ignore it. A disk error raises `InputError`.
     """
-    unwrapped: Any = getattr(model, "_orig_mod", model)  # `torch.compile` puts a wrapper around it
-    state = to_published(unwrapped.state_dict(), unwrapped.config)
+    model = _unwrapped(model)
+    state = to_published(model.state_dict(), model.config)
     contents = {
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},
-        CONFIG_KEY: unwrapped.config.model_dump_json(),
+        CONFIG_KEY: model.config.model_dump_json(),
     }
     # if writing fails, torch leaves a file open that it opened itself; `with` closes ours
     with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:
@@ -236,3 +243,12 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
     mask = os.umask(0)
     os.umask(mask)
     file.chmod(0o666 & ~mask)
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Hash the names, types, shapes and bytes of a module's parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

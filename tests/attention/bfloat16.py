@@ -3,8 +3,6 @@
 After the correction each operation rounds to the nearest even bfloat16, and products of tiles are summed in float32.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

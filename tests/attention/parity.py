@@ -1,7 +1,5 @@
 """Compare the fused kernels with the formula in float64, on a GPU if there is one, else in Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +42,7 @@ class Inputs:
     gain: Tensor | None
     grad: Tensor
 
-    def double(self) -> Inputs:
+    def double(self) -> "Inputs":
         """Copy the inputs to float64, as new leaves."""
 
         def widen(x: Tensor | None) -> Tensor | None:
@@ -52,23 +50,34 @@ class Inputs:
 
         return Inputs(*map(widen, vars(self).values()))
 
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v
+
     def leaves(self) -> dict[str, Tensor]:
         tensors = {"q": self.q, "k": self.k, "v": self.v, "lam": self.lam, "gain": self.gain}
         return {name: x for name, x in tensors.items() if x is not None}
 
 
 def draw(
-    batch: int, heads: int, tokens: int, d: int, e: int, dtype: torch.dtype = torch.float32, norm: bool = True
+    batch: int,
+    heads: int,
+    tokens: int,
+    d: int,
+    e: int,
+    dtype: torch.dtype = torch.float32,
+    norm: bool = True,
+    device: str = DEVICE,
 ) -> Inputs:
     """Draw random inputs, seeded by their sizes."""
     seed = hash((batch, heads, tokens, d, e, norm)) % 2**31  # a hash of numbers is the same in every process
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+        return torch.randn(shape, generator=generator).to(device, dtype)
 
-    lam = torch.rand(batch, heads, tokens, generator=generator).to(DEVICE) + 0.2
-    gain = torch.rand(e, generator=generator).to(DEVICE) + 0.5
+    lam = torch.rand(batch, heads, tokens, generator=generator).to(device) + 0.2
+    gain = torch.rand(e, generator=generator).to(device) + 0.5
     inputs = Inputs(
         normal(batch, 2 * heads, tokens, d),
         normal(batch, 2 * heads, tokens, d),

@@ -1,7 +1,5 @@
 """Compare the blocked attention for CPUs with the formula in float64, for every way to split heads and rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Compile the kernels for GPUs that may be absent: from capability 8.0 they fit shared memory, and loops prefetch."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The operators with torch's own tools: opcheck, compilation, checkpointing and sharded parameters."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,18 +1,17 @@
 """If the fused kernels cannot run, the results are those of the formula, and one warning gives the reason."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
+from parity import draw
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diffclip import differential_attention
-from diffclip.attention import dispatch, eager, fused, heads
+from diffclip import differential_attention, errors
+from diffclip.attention import dispatch, eager, fused
 from diffclip.attention.module import DifferentialAttention, SoftmaxAttention
 
 FALLBACK = 'attention backend "triton" is not used, "eager" takes its place'
@@ -20,7 +19,7 @@ FALLBACK = 'attention backend "triton" is not used, "eager" takes its place'
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
 
 
 @contextmanager
@@ -31,12 +30,6 @@ def warned() -> Iterator[list[str]]:
         warnings.simplefilter("always")
         yield messages
     messages += [str(warning.message) for warning in caught]
-
-
-def draw(d: int = 8, e: int = 16, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(d + e)
-    shapes = [(2, 4, 11, d), (2, 4, 11, d), (2, 2, 11, e)]
-    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
 @pytest.mark.parametrize(
@@ -50,9 +43,7 @@ def draw(d: int = 8, e: int = 16, dtype: torch.dtype = torch.float32) -> list[Te
 def test_unsupported_inputs_fall_back_to_eager_with_one_warning(
     d: int, e: int, dtype: torch.dtype, dropout_p: float, reason: str
 ) -> None:
-    q, k, v = draw(d, e, dtype)
-    if torch.cuda.is_available():
-        q, k, v = q.cuda(), k.cuda(), v.cuda()
+    q, k, v = draw(2, 2, 11, d, e, dtype).qkv
 
     def attend(backend: str) -> Tensor:
         torch.manual_seed(3)
@@ -66,7 +57,7 @@ def test_unsupported_inputs_fall_back_to_eager_with_one_warning(
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa"])
 def test_auto_and_sdpa_apply_dropout_without_a_warning(backend: str) -> None:
-    q, k, v = draw()
+    q, k, v = draw(2, 2, 11, 8, 16, device="cpu").qkv
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.manual_seed(3)
@@ -102,7 +93,8 @@ def test_layers_apply_dropout_in_training_only(kind: type) -> None:
 
 def test_triton_falls_back_to_eager_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_INTERPRETED", False)
-    (q, k, v), layer, x = draw(), DifferentialAttention(32, 4), torch.randn(1, 6, 32)
+    q, k, v = draw(2, 2, 11, 8, 16, device="cpu").qkv
+    layer, x = DifferentialAttention(32, 4), torch.randn(1, 6, 32)
 
     def compute(backend: str) -> tuple[Tensor, ...]:
         layer.backend = backend

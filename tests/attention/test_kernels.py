@@ -1,7 +1,5 @@
 """Compare outputs and gradients of the fused kernels with the formula in float64, for many shapes and layouts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from parity import DEVICE, KERNEL_TYPES, TOLERANCES, assert_near, draw, error, exact, fused, poisoned

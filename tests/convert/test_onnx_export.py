@@ -1,7 +1,5 @@
 """Both towers in onnxruntime: every kind of attention, any batch and length, and no files after a failed export."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

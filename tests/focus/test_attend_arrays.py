@@ -1,7 +1,5 @@
 """`attend` on images × texts × models equals the single functions, for any method, layer and number of images."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Compare the measures with scikit-learn on pixels, and with cases computed by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Recording changes neither outputs nor model; maps by name, their correlation, and rollout against a plain loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

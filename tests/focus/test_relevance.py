@@ -1,7 +1,5 @@
 """Compare relevance with finite differences and its recursion written out, and Grad-ECLIP with its formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import END, START, TOKENS, directions, image_relevance, random_images, tiny

@@ -1,25 +1,19 @@
 """clip_benchmark's own program on our models: equal metrics, and errors before it starts unsupported work."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
 from pathlib import Path
 
+import in_process
 import pytest
 import torch
-import torch.nn.functional as F
 
 import diffclip
-from diffclip.config import name_of
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.run import run_task
-from diffclip.scenes import write_scenes
-from diffclip.tokenizer import Tokenizer
 
 pytest.importorskip("clip_benchmark")
 
@@ -30,6 +24,7 @@ from diffclip.integrations import clip_benchmark as ours
 # from clip_benchmark's accuracy with NumPy 2.3
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:clip_benchmark")
 BATCH = 64
+KINDS = ("softmax", "differential")
 
 
 @pytest.fixture(autouse=True)
@@ -39,41 +34,18 @@ def elsewhere(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("scenes")
-    write_scenes(folder, size=32, train=24, val=12, test=96, seed=0)
-    return folder
-
-
-def learnt(scenes: Path, attention: str, steps: int) -> diffclip.CLIP:
-    """Train a model for some steps on its test scenes, so that embeddings are spread and many answers are right."""
-    tower = {"width": 32, "layers": 2, "heads": 4, "attention": attention}
-    vision, text = tower | {"image_size": 32, "patch_size": 16}, tower | {"context_length": 20}
-    config = diffclip.CLIPConfig(embed_dim=32, vision=vision, text=text)
-    model = diffclip.CLIP(config, seed=0)
-    preprocess = EvalTransform(32, config.preprocess)
-    data = open_set(scenes / "captions", "test")
-    (batch,) = data.batches(preprocess, 1000)
-    tokens = Tokenizer(config.text)([captions[0] for captions in data.captions])
-    target = torch.arange(len(tokens))
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(steps):
-        out = model(batch.images, tokens)
-        logits = out["logit_scale"] * out["image_features"] @ out["text_features"].T
-        loss = F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    return model
-
-
-@pytest.fixture(scope="module")
-def weights(scenes, tmp_path_factory) -> dict[str, Path]:
-    """A saved model folder for each kind of attention."""
-    runs, steps = tmp_path_factory.mktemp("runs"), {"softmax": 0, "differential": 40}
-    folders = {attention: runs / attention for attention in steps}
+def weights(tmp_path_factory) -> dict[str, Path]:
+    """A saved model folder for each kind of attention; large weights spread the features."""
+    runs = tmp_path_factory.mktemp("runs")
+    folders = {attention: runs / attention for attention in KINDS}
     for attention, folder in folders.items():
-        diffclip.save_weights(learnt(scenes, attention, steps[attention]), folder)
+        tower = {"width": 32, "layers": 2, "heads": 4, "attention": attention}
+        vision, text = tower | {"image_size": 32, "patch_size": 16}, tower | {"context_length": 20}
+        model = diffclip.CLIP(diffclip.CLIPConfig(embed_dim=32, vision=vision, text=text), seed=0)
+        for layer in (layer for layers in model.attention_layers().values() for layer in layers):
+            layer.qkv.weight.data.mul_(12)
+            layer.out_proj.weight.data.mul_(6)
+        diffclip.save_weights(model, folder)
     return folders
 
 
@@ -82,7 +54,7 @@ def run_theirs(weights: Path, folder: Path, *options: str) -> dict[str, float]:
     output = Path.cwd() / "theirs.json"
     paths = ["--pretrained", str(weights), "--dataset_root", str(folder), "--output", str(output)]
     settings = f"--no_amp --quiet --num_workers 0 --batch_size {BATCH} --recall_k 1 5 10".split()
-    ours.run_command(["eval", *paths, *settings, *options])
+    in_process.call("benchmark", "eval", *paths, *settings, *options)
     metrics: dict[str, float] = json.loads(output.read_text())["metrics"]
     return metrics
 
@@ -107,7 +79,7 @@ def test_the_same_zero_shot_and_retrieval_metrics_on_scenes(scenes, weights) -> 
     assert_equal_but_for_one_item(weights["differential"], scenes / "shapes", "test", *options)
     options = ["--dataset", "wds/scenes", "--task", "zeroshot_retrieval"]
     metrics = assert_equal_but_for_one_item(weights["differential"], scenes / "captions", "test", *options)
-    assert metrics["image_retrieval_recall@10"] > 1.2 * 10 / 96  # better than chance
+    assert 0 < metrics["image_retrieval_recall@1"] < metrics["image_retrieval_recall@10"] < 1
 
 
 def test_registering_is_idempotent_and_names_missing_packages(monkeypatch) -> None:
@@ -119,12 +91,6 @@ def test_registering_is_idempotent_and_names_missing_packages(monkeypatch) -> No
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(InputError, match=r"missing packages \(sklearn\).* pip install 'diffclip\[eval\]'"):
         ours.register()
-
-
-def test_a_model_name_alone_gives_random_weights_with_a_warning(capsys) -> None:
-    model, _, _ = ours.load_diffclip("DiffCLIP-ViT-S-16", "random")
-    assert name_of(model.config) == "DiffCLIP-ViT-S-16"
-    assert "DiffCLIP-ViT-S-16 has random weights" in capsys.readouterr().err
 
 
 def test_default_output_is_one_file_per_model_with_its_given_name(weights, scenes) -> None:
@@ -146,6 +112,7 @@ def test_default_output_is_one_file_per_model_with_its_given_name(weights, scene
     [
         (["--pretrained", "random"], "no model to measure: give --pretrained"),
         (["--model", "CLIP-ViT-B-16"], "holds CLIP-v32x2x4.*, not CLIP-ViT-B-16"),
+        (["--model", "DiffCLIP-no-norm"], "is no DiffCLIP-no-norm: name it CLIP"),
         (["--dataset", "cifar11"], "Unsupported dataset: cifar11; .*--dataset wds/NAME"),
         (["--dataset_root", "CAPTIONS"], "Classes not specified for wds/shapes; .*--task zeroshot_retrieval"),
         (["--output", "taken/{dataset}.json"], r"cannot write taken/shapes\.json"),

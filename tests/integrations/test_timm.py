@@ -1,7 +1,5 @@
 """Our towers in timm: they follow its conventions and give the numbers of the core's vision tower."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

@@ -1,7 +1,5 @@
 """DiffCLIP under transformers: the core's numbers, and features that transformers' common tests expect of any model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings
@@ -12,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_core import END, core, near
 from torch import Tensor
 from torch.nn.utils import parametrize
 from transformers import AutoConfig, AutoModel
 
 import diffclip
-from diffclip import CLIP, CLIPConfig, InputError
+from diffclip import CLIP, InputError
 from diffclip.focus.recording import recording
 from diffclip.integrations.transformers import (
     DiffCLIPConfig,
@@ -33,7 +32,6 @@ from diffclip.integrations.transformers import (
     vision_from_diffclip,
 )
 
-END = 59
 PIXELS = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 IDS = torch.tensor([[1, 5, 6, END, 0, 0], [1, 7, END, 0, 0, 0], [1, 8, 9, 10, 11, END]])
 PADDING = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
@@ -49,31 +47,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sigmoid": {"logit_bias": True},
     "rivals": {"vision": "gated", "text": "gated-headwise", "tower": {"registers": 2}},
 }
-
-
-def core(
-    vision: str = "differential",
-    text: str = "differential",
-    tower: dict[str, Any] | None = None,
-    vocabulary: int = END + 1,
-    context: int = 6,
-    **rest: Any,
-) -> CLIP:
-    """Make a model with about 20,000 weights, none of them 0 or 1, in evaluation mode."""
-    sizes = {"image_size": 16, "patch_size": 8, "width": 32, "layers": 2, "heads": 4, "attention": vision}
-    words = {"context_length": context, "vocab_size": vocabulary, "width": 16, "layers": 2, "heads": 2}
-    towers = {"vision": sizes | (tower or {}), "text": words | {"attention": text}}
-    config = CLIPConfig(embed_dim=24, **towers, **rest)
-    model = CLIP(config, seed=0).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-def near(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -195,7 +168,7 @@ def test_attn_implementation_selects_the_attention_backend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "said"),
+    ("inputs", "message"),
     [
         ({}, "give pixel_values, input_ids or both"),
         ({"pixel_values": PIXELS[..., :8]}, r"takes \[B, 3, 16, 16\]"),
@@ -205,9 +178,9 @@ def test_attn_implementation_selects_the_attention_backend() -> None:
         ({"input_ids": IDS[:1], "pixel_values": PIXELS, "return_loss": True}, "of the same length"),
     ],
 )
-def test_what_does_not_fit_the_model_is_an_input_error(inputs: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_the_model_is_an_input_error(inputs: dict[str, Any], message: str) -> None:
     theirs = from_diffclip(core())
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         theirs(**inputs)
 
 
@@ -223,7 +196,8 @@ def test_invalid_configurations_are_input_errors() -> None:
 def test_the_configuration_accepts_the_field_names_of_clip() -> None:
     tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
     towers = {"vision_config": tower, "text_config": tower | {"vocab_size": 99}}
-    config = DiffCLIPConfig(**towers)
+    config = DiffCLIPConfig(**towers, projection_dim=24)
+    assert config.vision_config.projection_dim == config.text_config.projection_dim == 24
     assert config.core().vision.mlp_ratio == config.core().text.mlp_ratio == 1.5
     model = DiffCLIPModel(config)
     assert model.vision_model.visual.blocks[0].mlp.fc1.out_features == 48

@@ -1,16 +1,14 @@
 """Texts, images, pipelines and the Trainer on a folder that the Auto classes load."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from made_sets import photograph
 from PIL import Image
-from test_transformers_models import core, near
+from tiny_core import core, near
 from transformers import (
     AutoImageProcessor,
     AutoProcessor,
@@ -63,14 +61,6 @@ def folder(model: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def photo(width: int, height: int) -> Image.Image:
-    """A soft image with some noise."""
-    generator = np.random.default_rng(width)
-    soft = Image.fromarray(generator.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize((width, height))
-    noise = generator.integers(-20, 21, (height, width, 3))
-    return Image.fromarray((np.asarray(soft) + noise).clip(0, 255).astype(np.uint8))
-
-
 @pytest.mark.parametrize("context", [6, 77])
 def test_the_saved_tokenizer_gives_our_ids_without_our_code(tmp_path: Path, context: int) -> None:
     config = core(vocabulary=49408, context=context).config
@@ -118,10 +108,10 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
     config.preprocess = PreprocessConfig(interpolation=interpolation, resize=resize)
     ours, theirs = EvalTransform(32, config.preprocess), image_processor_of(config)
     for size in ((50, 70), (32, 32), (90, 42), (21, 30)):
-        image = photo(*size)
+        image = photograph(*size, 1)
         near(theirs(image, return_tensors="pt").pixel_values[0], ours(image))
     if int(transformers.__version__.split(".")[1]) >= 23:  # older releases drop transparency
-        clear = photo(50, 70)
+        clear = photograph(50, 70, 1)
         clear.putalpha(Image.linear_gradient("L").resize(clear.size))
         near(theirs(clear, return_tensors="pt").pixel_values[0], ours(clear))
     assert preprocess_of(theirs, 32, "theirs") == config.preprocess
@@ -132,7 +122,7 @@ def test_pixels_are_ours(interpolation: Any, resize: Any) -> None:
 
 
 def test_the_loaded_processor_equals_ours_with_pillow_else_nearly(folder: Path, model: CLIP) -> None:
-    ours, image = EvalTransform(16, model.config.preprocess), photo(40, 40)
+    ours, image = EvalTransform(16, model.config.preprocess), photograph(40, 40, 1)
     pillow = AutoProcessor.from_pretrained(folder, backend="pil")
     near(pillow(images=image, return_tensors="pt").pixel_values[0], ours(image))
     torchvision = AutoImageProcessor.from_pretrained(folder)
@@ -141,7 +131,7 @@ def test_the_loaded_processor_equals_ours_with_pillow_else_nearly(folder: Path, 
 
 
 def test_the_zero_shot_pipeline_gives_the_cores_probabilities(folder: Path, model: CLIP) -> None:
-    image, labels = photo(40, 40), ["red", "a blue dog", "!"]
+    image, labels = photograph(40, 40, 1), ["red", "a blue dog", "!"]
     processor = image_processor_of(model.config)
     classify = pipeline("zero-shot-image-classification", model=str(folder), image_processor=processor)
     scores = {answer["label"]: answer["score"] for answer in classify(image, candidate_labels=labels)}

@@ -4,8 +4,6 @@
 need pretrained weights or reference files, which no source distribution has.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 of a ViT by name, so this file calls each with our names. All pass except TorchScript, which is expected to fail.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

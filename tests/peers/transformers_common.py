@@ -4,8 +4,6 @@
 on the left, which are expected to fail.
 """
 
-from __future__ import annotations
-
 import sys
 import unittest
 from importlib import import_module

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import eager, fused, sdpa
-from diffclip.attention.heads import finish_heads, say_once, split_heads
+from diffclip.attention.heads import finish_heads, split_heads
 from diffclip.attention.lambdas import per_head
-from diffclip.errors import InputError, unknown_name
+from diffclip.errors import InputError, say_once, unknown_name
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": fused}
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from diffclip.attention.heads import say_once
 from diffclip.attention.sdpa import softmax
+from diffclip.errors import say_once
 
 __all__ = ["differential", "differential_packed", "softmax", "why_not_fused"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,13 +27,3 @@ def finish_heads(
     if norm_weight is not None:
         out = F.rms_norm(out, (out.shape[-1],), norm_weight.to(dtype), norm_eps)
     return out * out_scale if out_scale != 1.0 else out
-
-
-_said: set[str] = set()
-
-
-def say_once(message: str) -> None:
-    """Warn with `message`, unless it has been said before."""
-    if message not in _said:
-        _said.add(message)
-        warnings.warn(message, stacklevel=2)

@@ -7,19 +7,21 @@ text tower uses them too. Apart from `qkv`, the differential layer's parameters 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffclip.attention import eager
 from diffclip.attention.dispatch import differential_attention_packed, softmax_attention
-from diffclip.attention.heads import by_head, finish_heads, say_once, split_heads
-from diffclip.attention.lambdas import accumulation_dtype
-from diffclip.errors import InputError
+from diffclip.attention.heads import by_head, finish_heads, split_heads
+from diffclip.attention.lambdas import accumulation_dtype, per_head
+from diffclip.config import lambda_init_of_layer
+from diffclip.errors import InputError, say_once
 
 HEAD_NORM_EPS = 1e-5
 LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
@@ -48,7 +50,8 @@ class AttentionMaps:
 
 
 class SelfAttention(nn.Module, ABC):
-    """The base of all layers. The operator runs on `backend`; training drops the share `attn_drop` of each map."""
+    """The base of all layers. The operator runs on `backend`. Training drops the share `attn_drop` of each map, and
+    `proj_drop` of the output."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class SelfAttention(nn.Module, ABC):
         qkv_bias: bool = True,
         proj_bias: bool = True,
         attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
         norm_layer: Any = None,  # timm passes its block norm to every attention layer; the head norm is always RMS
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -72,6 +76,7 @@ class SelfAttention(nn.Module, ABC):
         self.head_dim = dim // num_heads
         self.backend = "auto"
         self.attn_drop = attn_drop
+        self.proj_drop = proj_drop
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
 
@@ -86,6 +91,17 @@ class SelfAttention(nn.Module, ABC):
         """Return the output of `_attend` in evaluation, [B, N, C], from the plain formulas, and the maps. The output
         depends on the maps only through `maps.combined` [B, H, N, N]. With `detach_norm`, gradients treat the
         denominator of a head norm as a constant."""
+
+    def _subtract_maps(
+        self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool
+    ) -> tuple[Tensor, AttentionMaps]:
+        """Return (A1 − λ·A2)·V [B, H, N, e] from the plain formulas, and the maps; inputs as in
+        `diffclip.differential_attention`."""
+        if self.backend == "triton":
+            say_once('attention backend "triton" never makes the maps: they come from "eager"')
+        head_maps = eager.softmax_maps(q, k, causal)
+        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], per_head(lam, v), q, k)
+        return maps.combined.to(v.dtype) @ v, maps
 
     def own_values(self, x: Tensor) -> Tensor:
         """Return the heads' outputs side by side, [B, N, C], as if each token of x [B, N, C] attended only to itself:
@@ -103,7 +119,7 @@ class SelfAttention(nn.Module, ABC):
         if attn_mask is not None:
             raise InputError("attn_mask is not supported: attention is full, or causal with is_causal=True")
         out: Tensor = self.out_proj(self._attend(x, is_causal))
-        return out
+        return F.dropout(out, self.proj_drop) if self.training and self.proj_drop else out
 
 
 class SoftmaxAttention(SelfAttention):
@@ -230,13 +246,9 @@ class DifferentialAttention(LambdaAttention):
     def attend_through_maps(
         self, x: Tensor, causal: bool, detach_norm: bool = False
     ) -> tuple[Tensor, AttentionMaps]:
-        if self.backend == "triton":
-            say_once('attention backend "triton" never makes the maps: they come from "eager"')
         q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
-        head_maps = eager.softmax_maps(q, k, causal)
-        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], self.current_lambda(), q, k)
-        heads = maps.combined.to(v.dtype) @ v
-        return self._finish(heads, head_maps.dtype, detach_norm), maps
+        heads, maps = self._subtract_maps(q, k, v, self.current_lambda(), causal)
+        return self._finish(heads, maps.first.dtype, detach_norm), maps
 
     def own_values(self, x: Tensor) -> Tensor:
         v = by_head(super().own_values(x), self.num_heads // 2)
@@ -250,3 +262,10 @@ class DifferentialAttention(LambdaAttention):
             outputs, weight = outputs * torch.rsqrt(mean_square + HEAD_NORM_EPS) * weight.to(dtype), None
         outputs = finish_heads(outputs, dtype, weight, HEAD_NORM_EPS, self.out_scale)
         return outputs.to(heads.dtype).transpose(1, 2).flatten(2)
+
+
+def set_lambda_init(layers: Iterable[SelfAttention], lambda_init: float | Literal["dynamic"]) -> None:
+    """Set λ_init of the differential layers of a tower; `layers` are all its layers, in order of depth."""
+    for index, layer in enumerate(layers):
+        if isinstance(layer, DifferentialAttention):
+            layer.lambda_init = lambda_init_of_layer(lambda_init, index)

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffclip.attention import eager
 from diffclip.attention.dispatch import differential_attention
-from diffclip.attention.heads import by_head, say_once, split_heads
-from diffclip.attention.lambdas import accumulation_dtype, per_head
+from diffclip.attention.heads import by_head, split_heads
+from diffclip.attention.lambdas import accumulation_dtype
 from diffclip.attention.module import AttentionMaps, LambdaAttention, SelfAttention
 
 
@@ -47,12 +46,8 @@ class PairedAttention(SelfAttention):
     def attend_through_maps(
         self, x: Tensor, causal: bool, detach_norm: bool = False
     ) -> tuple[Tensor, AttentionMaps]:
-        if self.backend == "triton":
-            say_once('attention backend "triton" never makes the maps: they come from "eager"')
-        q, k, v, lam = self.project(x)
-        head_maps = eager.softmax_maps(q, k, causal)
-        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], per_head(lam, v), q, k)
-        return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps
+        heads, maps = self._subtract_maps(*self.project(x), causal)
+        return heads.transpose(1, 2).flatten(2), maps
 
     def _paired(self, first: Tensor, second: Tensor) -> Tensor:
         """Interleave first [B, H, N, d] and second [B, N, C] as adjacent heads [B, 2·H, N, d]."""

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffclip.config import OPEN_CLIP, STATISTICS, TRANSFORMERS, VOCABULARY, mlp_ratio, parse_config
+from diffclip.config import OPEN_CLIP, STATISTICS, TRANSFORMERS, mlp_ratio, parse_config
 from diffclip.errors import InputError, explain_errors, require_group, unknown_name
 from diffclip.model import CLIP
 from diffclip.published import from_published
+from diffclip.tokenizer import check_end_of_text
 
 _Encode = Callable[[Tensor], Any]
 # relative to the largest feature; float32 sums in another order differ by about 1e-6
 _TOLERANCE = 1e-4
-END_OF_TEXT = VOCABULARY - 1  # the largest id that our tokenizer gives
 _OPEN_CLIP_NAMES = (
     (r"^text\.", ""),
     (r"^visual\.class_embedding$", "visual.cls_token"),
@@ -313,18 +313,6 @@ def _check_outputs(
             raise _refuse(
                 source, f"a part that is not looked for: its {tower} features would differ by {gap:.2g}"
             )
-
-
-def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:
-    """Raise `InputError` unless text features are taken at the largest id, as ours are.
-
-    The id `end` must be None (the largest id), the last of the vocabulary, or the largest that our tokenizer gives.
-    """
-    if not (end in (None, vocabulary - 1) or END_OF_TEXT == end < vocabulary):
-        raise InputError(
-            f"{source} takes text features at the id {end}, not the largest of {vocabulary}: use a model whose "
-            "end-of-text token is the largest id"
-        )
 
 
 def _refuse(source: str, part: str) -> InputError:

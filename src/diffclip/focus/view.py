@@ -20,6 +20,13 @@ METHODS = {
 OF_TEXTS = ("relevance", "grad-eclip")  # methods that need a text; the others take none
 
 
+def check_encoding(texts: Sequence[str]) -> None:
+    """Raise `InputError` for a text of the command line whose bytes were not UTF-8."""
+    for text in texts:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise InputError(f"the text '{printable(text)}' is not UTF-8: write it in that encoding")
+
+
 @dataclass(frozen=True)
 class View:
     """A choice of maps.
@@ -53,9 +60,7 @@ class View:
             raise InputError(f"{method} knows no text: leave --text out, or use --method relevance")
         if method == "rollout" and self.head is not None:
             raise InputError("rollout mixes all heads: leave --head out, or use another --method")
-        for text in texts:
-            if any("\ud800" <= letter <= "\udfff" for letter in text):
-                raise InputError(f"the text '{printable(text)}' is not UTF-8: write it in that encoding")
+        check_encoding(texts)
         layers = self.layers or ("all" if method == "rollout" else "last")
         if layers not in ("last", "all") and not layers.isdecimal():
             raise InputError(f"layers {layers!r} is not last, all or the number of a layer, counted from 1")

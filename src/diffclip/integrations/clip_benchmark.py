@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from diffclip.config import MODEL_NAMES, VARIANTS, variant_of
+from diffclip.config import ABLATIONS, MODEL_NAMES, VARIANTS, variant_of
 from diffclip.errors import InputError, explain_errors, require_group
 from diffclip.files import check_writable
-from diffclip.model_source import find_model, load_for_use
+from diffclip.model_source import find_model, load_with_origin
 
 if TYPE_CHECKING:
     from diffclip.data.transforms import EvalTransform
@@ -73,8 +73,8 @@ def load_diffclip(
         InputError: no such weights, or weights of another model than `model_name`.
     """
     known_name = model_name if model_name in MODEL_NAMES else None
-    loaded = load_for_use(_source(model_name, pretrained), known_name)
-    if model_name in VARIANTS and variant_of(loaded.model.config) != model_name:
+    loaded = load_with_origin(_source(model_name, pretrained), known_name)
+    if model_name in (*VARIANTS, *ABLATIONS) and variant_of(loaded.model.config) != model_name:
         raise InputError(f"{pretrained} is no {model_name}: name it {variant_of(loaded.model.config)}")
     return loaded.model.to(device), loaded.preprocess, loaded.tokenizer
 

@@ -44,7 +44,7 @@ from diffclip.config import (
 from diffclip.errors import DiffCLIPError, InputError, unknown_name
 from diffclip.model import CLIP
 from diffclip.model_source import locate, read_config
-from diffclip.weights import CONFIG_KEY, check_same, put_weights, read_weights
+from diffclip.weights import CONFIG_KEY, Weights, check_same, put_weights, read_weights
 
 _MODEL_KEY = "diffclip"  # key of our configuration in open_clip's
 _CALLERS = ("create_model_and_transforms", "create_model_from_pretrained")
@@ -242,57 +242,82 @@ def _wrap_create_model(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 def _create(clip_config: CLIPConfig, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
     """Make the model of `clip_config` in training mode, on the device and in the dtype of `create_model`'s `kwargs`."""
-    from open_clip import get_input_dtype
-
-    name, size, starts = kwargs["model_name"], kwargs["force_image_size"], kwargs["model_kwargs"]
-    changed = {key for key, value in kwargs.items() if key not in _USED and value != defaults[key]}
-    if refused := (changed | starts.keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
-        raise InputError(f"{', '.join(sorted(refused))} cannot be given for {name}: leave it out")
-    if not isinstance(size, int | None):
-        if len(set(size)) != 1:
-            raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
-        size = size[0]
-    source = kwargs["pretrained"]
-    weights = read_weights(locate(source, kwargs["cache_dir"])) if source and kwargs["load_weights"] else None
-    if weights is None and kwargs["require_pretrained"]:
+    name, source = kwargs["model_name"], kwargs["pretrained"]
+    size = _read_options(kwargs, defaults)
+    weights = None
+    if source and kwargs["load_weights"]:
+        weights = read_weights(locate(source, cache_dir=kwargs["cache_dir"]))
+    elif kwargs["require_pretrained"]:
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
-    config = clip_config
-    if weights is not None and weights.config is not None:
-        config = weights.config
-        if variant_of(clip_config) == "custom":  # the name does not identify λ_init and attention
-            check_same(clip_config, config, source)
-        if name_of(config) != name_of(clip_config):
-            raise InputError(
-                f"{source} holds {name_of(config)}, not {name_of(clip_config)}: name {name_of(config)}"
-            )
-    fields = config.model_dump()
-    fields["logit_bias"] |= starts.get("init_logit_bias") is not None
-    if kwargs["force_patch_dropout"] is not None:
-        fields["vision"]["patch_dropout"] = kwargs["force_patch_dropout"]
-    config = parse_config(fields, f"what is forced on {name}")
-    if weights is None and size is not None:
-        config = resize_config(config, size)
-    model = OpenCLIPModel(config)
-    if weights is not None:
-        state = dict(weights.state)
-        if config.logit_bias:  # as in open_clip, a missing bias is 0
-            state.setdefault("logit_bias", torch.zeros_like(model.logit_scale))
-        put_weights(model, weights._replace(state=state), source)
-    else:
-        logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
-        for key, parameter in _STARTS.items():
-            if starts.get(key) is not None:
-                torch.nn.init.constant_(model.get_parameter(parameter), starts[key])
+    model = OpenCLIPModel(_choose_config(clip_config, weights, kwargs, size))
+    _fill(model, weights, kwargs)
     if size is not None and size != model.config.vision.image_size:
         model.set_image_size(size)
     _set_preprocess(model, name, kwargs["force_preprocess_cfg"] or {})
     model.output_dict = bool(kwargs["output_dict"])
-    model.to(device=kwargs["device"], dtype=get_input_dtype(kwargs["precision"]))
-    # λ and these scalars stay float32: in bfloat16 a training step is too small to change a scale of 14
-    for scalar in (model.logit_scale, model.logit_bias):
-        if scalar is not None:
-            scalar.data = scalar.data.float()
+    _cast(model, kwargs["device"], kwargs["precision"])
     return model
+
+
+def _read_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> int | None:
+    """Refuse options that our models do not have; return the forced size of images as one number, or None."""
+    name, size = kwargs["model_name"], kwargs["force_image_size"]
+    changed = {key for key, value in kwargs.items() if key not in _USED and value != defaults[key]}
+    if refused := (changed | kwargs["model_kwargs"].keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
+        raise InputError(f"{', '.join(sorted(refused))} cannot be given for {name}: leave it out")
+    if isinstance(size, int | None):
+        return size
+    if len(set(size)) != 1:
+        raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
+    return int(size[0])
+
+
+def _choose_config(
+    named: CLIPConfig, weights: Weights | None, kwargs: Mapping[str, Any], size: int | None
+) -> CLIPConfig:
+    """Return the configuration of the weights, else the one of the name, with the settings that `kwargs` force."""
+    source, config = kwargs["pretrained"], named
+    if weights is not None and weights.config is not None:
+        config = weights.config
+        if variant_of(named) == "custom":  # the name does not identify λ_init and attention
+            check_same(named, config, source)
+        if name_of(config) != name_of(named):
+            raise InputError(
+                f"{source} holds {name_of(config)}, not {name_of(named)}: name {name_of(config)}"
+            )
+    fields = config.model_dump()
+    fields["logit_bias"] |= kwargs["model_kwargs"].get("init_logit_bias") is not None
+    if kwargs["force_patch_dropout"] is not None:
+        fields["vision"]["patch_dropout"] = kwargs["force_patch_dropout"]
+    config = parse_config(fields, f"what is forced on {kwargs['model_name']}")
+    return resize_config(config, size) if weights is None and size is not None else config
+
+
+def _fill(model: OpenCLIPModel, weights: Weights | None, kwargs: Mapping[str, Any]) -> None:
+    """Put the weights into `model`; without weights, set the starts of scale and bias that `kwargs` give."""
+    name, starts = kwargs["model_name"], kwargs["model_kwargs"]
+    if weights is None:
+        logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
+        for key, parameter in _STARTS.items():
+            if starts.get(key) is not None:
+                torch.nn.init.constant_(model.get_parameter(parameter), starts[key])
+        return
+    state = dict(weights.state)
+    if model.config.logit_bias:  # as in open_clip, a missing bias is 0
+        state.setdefault("logit_bias", torch.zeros_like(model.logit_scale))
+    put_weights(model, weights._replace(state=state), kwargs["pretrained"])
+
+
+def _cast(model: OpenCLIPModel, device: Any, precision: str) -> None:
+    """Move `model` and cast it; λ and the scalars of the logits stay float32, without a rounding."""
+    from open_clip import get_input_dtype
+
+    exact = {name: value.data for name, value in model.named_parameters() if name in _STARTS.values()}
+    model.to(device=device, dtype=get_input_dtype(precision))
+    # in bfloat16 a training step is too small to change a scale of 14
+    for name, value in exact.items():
+        scalar = model.get_parameter(name)
+        scalar.data = value.to(scalar.device)
 
 
 def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) -> None:

@@ -19,9 +19,9 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import Tensor, nn
 
 from diffclip.attention import ATTENTION_LAYERS, settings_of
-from diffclip.attention.module import LAMBDA_VECTORS, DifferentialAttention, LambdaAttention, SelfAttention
+from diffclip.attention.module import LAMBDA_VECTORS, LambdaAttention, set_lambda_init
 from diffclip.attention.variants import AddedDifferentialAttention
-from diffclip.config import PreprocessConfig, VisionConfig, lambda_init_of_layer, name_of, named_config
+from diffclip.config import PreprocessConfig, VisionConfig, name_of, named_config
 from diffclip.errors import InputError, unknown_name
 from diffclip.model import CLIP
 
@@ -36,20 +36,7 @@ SIZES = {
 _PREPROCESS = {"mean", "std", "interpolation"}
 
 
-class _WithDropout(SelfAttention):
-    """Add timm's `proj_drop` to one of our attention layers."""
-
-    def __init__(self, dim: int, num_heads: int, proj_drop: float = 0.0, **rest: Any) -> None:
-        super().__init__(dim, num_heads, **rest)
-        self.proj_drop = nn.Dropout(proj_drop)
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        out: Tensor = self.proj_drop(super().forward(x, attn_mask, is_causal))
-        return out
-
-
-_LAYERS = {kind: type(layer.__name__, (_WithDropout, layer), {}) for kind, layer in ATTENTION_LAYERS.items()}
-for _layer in _LAYERS.values():
+for _layer in ATTENTION_LAYERS.values():
     register_notrace_module(_layer)  # one node for torch.fx: its code depends on the input's shape and device
 
 
@@ -74,15 +61,13 @@ class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm ha
         norm_eps: float = 1e-6,
         **rest: Any,
     ) -> None:
-        if attention not in _LAYERS:
-            raise unknown_name("attention", attention, _LAYERS)
+        if attention not in ATTENTION_LAYERS:
+            raise unknown_name("attention", attention, ATTENTION_LAYERS)
         if isinstance(lambda_init, str) and lambda_init != "dynamic":
             raise InputError(f'lambda_init {lambda_init!r} is neither a number nor "dynamic"')
         rest.setdefault("norm_layer", partial(LayerNorm, eps=norm_eps))
-        super().__init__(*args, attn_layer=_LAYERS[attention], **rest)
-        for index, block in enumerate(self.blocks):
-            if isinstance(block.attn, DifferentialAttention):
-                block.attn.lambda_init = lambda_init_of_layer(lambda_init, index)
+        super().__init__(*args, attn_layer=ATTENTION_LAYERS[attention], **rest)
+        set_lambda_init((block.attn for block in self.blocks), lambda_init)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
         """Initialize weights as timm does in `mode`, but λ as we do."""

@@ -21,15 +21,21 @@ from diffclip.attention.kernels.rows import backward_rows
 from diffclip.attention.kernels.short import forward_short
 
 
+def new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """Allocate `stats` and `second` for v [B, H, N, e], each empty if the backward pass does not need it."""
+    batch, heads, tokens, _ = v.shape
+    stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
+    return stats, v.new_empty(v.shape if keep and tokens > WHOLE_ROW_TOKENS else 0)
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, lam: Tensor, gain: Tensor | None,
     causal: bool, eps: float, out_scale: float, keep: bool, out: Tensor, plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fill `out` [B, H, N, e]; return `stats` and `second`, each empty if the backward pass does not need it."""
+    """Fill `out` [B, H, N, e]; return `stats` and `second` as `new_kept` allocates them."""
     q, k, v = (_side_by_side(x) for x in (q, k, v))
     batch, heads, tokens, _ = v.shape
-    stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
-    second = v.new_empty(v.shape if keep and tokens > WHOLE_ROW_TOKENS else 0)
+    stats, second = new_kept(v, lam, keep)
     if not v.numel():
         return stats, second
     blocks = (plan or plan_for(q, v, causal)).forward

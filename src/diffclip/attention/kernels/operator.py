@@ -13,20 +13,12 @@ from torch import Tensor
 
 from diffclip.attention.heads import split_heads
 from diffclip.attention.kernels import launch
-from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS
 
 
 def _new_output(v: Tensor) -> Tensor:
     """Allocate [B, H, N, e] with heads side by side in memory, as the output projection reads them."""
     batch, heads, tokens, value = v.shape
     return v.new_empty(batch, tokens, heads, value).transpose(1, 2)
-
-
-def _new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """Allocate `stats` and `second` as the forward pass returns them for v [B, H, N, e]."""
-    batch, heads, tokens, _ = v.shape
-    stats = lam.new_empty((batch, heads, 3, tokens) if keep else 0)
-    return stats, v.new_empty(v.shape if keep and tokens > WHOLE_ROW_TOKENS else 0)
 
 
 @torch.library.custom_op("diffclip::fused_attention", mutates_args=())
@@ -41,7 +33,7 @@ def fused_attention(
 
 @fused_attention.register_fake
 def _(q, k, v, lam, gain, causal, eps, out_scale, keep):  # type: ignore[no-untyped-def]
-    return _new_output(v), *_new_kept(v, lam, keep)
+    return _new_output(v), *launch.new_kept(v, lam, keep)
 
 
 @torch.library.custom_op("diffclip::fused_attention_backward", mutates_args=())
@@ -81,7 +73,7 @@ def fused_attention_packed(
 @fused_attention_packed.register_fake
 def _(qkv, lam, gain, heads, causal, eps, out_scale, keep):  # type: ignore[no-untyped-def]
     v = split_heads(qkv, heads, heads // 2)[2]
-    return _new_output(v), *_new_kept(v, lam, keep)
+    return _new_output(v), *launch.new_kept(v, lam, keep)
 
 
 @torch.library.custom_op("diffclip::fused_attention_packed_backward", mutates_args=())

@@ -118,7 +118,8 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         for name, kind in self.sub_configs.items():
             tower = getattr(self, name)
             if not isinstance(tower, kind):
-                setattr(self, name, kind(**(tower or {"projection_dim": self.projection_dim})))
+                setattr(self, name, kind(**(tower or {})))
+            getattr(self, name).projection_dim = self.projection_dim
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
 
     def core(self) -> CLIPConfig:

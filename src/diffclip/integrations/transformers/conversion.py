@@ -20,7 +20,6 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.utils import logging
 
 from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
-from diffclip.convert.from_libraries import check_end_of_text
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
@@ -32,6 +31,7 @@ from diffclip.integrations.transformers.models import (
     core_name,
 )
 from diffclip.model import CLIP
+from diffclip.tokenizer import check_end_of_text
 
 Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
 

@@ -20,8 +20,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPOutput, CLIPTextModelOutput, CLIPVisionModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from diffclip.attention.module import LAMBDA_VECTORS, DifferentialAttention
-from diffclip.config import CLIPConfig, lambda_init_of_layer
+from diffclip.attention.module import LAMBDA_VECTORS, set_lambda_init
+from diffclip.config import CLIPConfig
 from diffclip.errors import InputError
 from diffclip.initialisation import initialise
 from diffclip.integrations.transformers.configuration import (
@@ -58,12 +58,11 @@ class TextBlock(GradientCheckpointingLayer, ResidualAttentionBlock):  # type: ig
     """The core's block, which transformers can checkpoint."""
 
 
-def adopt_blocks(blocks: Iterable[nn.Module], kind: type[nn.Module], config: CLIPConfig) -> None:
-    """Change the class of each block to `kind`, and set λ_init of its differential layer as the core's model does."""
-    for index, block in enumerate(blocks):
+def adopt_blocks(blocks: Any, kind: type[nn.Module], config: CLIPConfig) -> None:
+    """Change the class of each block to `kind`, and set λ_init of the differential layers as the core's model does."""
+    for block in blocks:
         block.__class__ = kind
-        if isinstance(block.attn, DifferentialAttention):
-            block.attn.lambda_init = lambda_init_of_layer(config.lambda_init, index)
+    set_lambda_init((block.attn for block in blocks), config.lambda_init)
 
 
 class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
