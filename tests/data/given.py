@@ -1,24 +1,12 @@
 """Images, tokens and error messages for several tests of data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
-
-
-def photograph(width: int, height: int, seed: int) -> Image.Image:
-    """Create an image of smooth colors with grain."""
-    rng = np.random.default_rng(seed)
-    smooth = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height))
-    grain = rng.normal(0, 8, (height, width, 3))
-    return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
 
 
 def tokenize(texts: list[str]) -> torch.Tensor:

@@ -50,7 +50,7 @@ def test_flickr_is_read_as_by_clip_benchmark(tmp_path: Path, name: str, inside: 
     assert batch.captions == list(CAPTIONS.values())
     assert data.beside("val") is None
     write_flickr(tmp_path / name, "val", inside)
-    val = data.beside("val")
+    val = open_set(name, "test", tmp_path).beside("val")
     assert val is not None
     assert val.split == "val"
     assert "has no split 'dev'" in refusal(name, "dev", tmp_path)

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from diffclip.data.captions import read_captions
-from diffclip.data.corpus import captions_of
+from diffclip.data.captions import captions_of, read_captions
 from diffclip.errors import InputError
 
 WANTED = {"a.jpg": ["a dog, running", "second"], "b/c.png": ["one"]}

@@ -62,13 +62,18 @@ def test_a_clip_benchmark_repository_has_the_name_of_its_set(classes: Path, pref
     assert open_set(folder, "test").name == open_set("pets", "test", folder.parent).name == "pets"
 
 
-def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path) -> None:
+def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path, monkeypatch) -> None:
     data = open_set(str(captioned), "val")
     assert (data.name, data.kind, len(data)) == ("images", "retrieval", 5)
     assert (data.classnames, data.templates, data.labels) == ([], [], [])
     captions = [caption for batch in data.batches(TRANSFORM, 2) for caption in batch.captions]
     assert captions == data.captions == [[f"first {n}", f"second {n}"] for n in range(4)] + [["only one"]]
-    assert open_set(captioned.name, "val", captioned.parent).captions == captions
+    # ROOT/NAME comes before a folder of that name in the working directory
+    (captioned.parent / "here" / "images").mkdir(parents=True)
+    monkeypatch.chdir(captioned.parent / "here")
+    monkeypatch.setenv("HOME", str(captioned.parent))
+    assert open_set("images", "val", "~").captions == captions
+    assert "has no split 'val'" in refusal("./images", "val", captioned.parent)
     first, second = open_set(captioned, "val[:2]"), open_set(captioned, "val[2:]")
     assert [*first.captions, *second.captions] == captions
     assert (first.split, len(first)) == ("val[:2]", 2)

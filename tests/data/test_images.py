@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from given import photograph
-from made_sets import encoded, png_by_hand, png_chunk
+from made_sets import encoded, photograph, png_by_hand, png_chunk
 from masked_sets import noise
 from PIL import Image
 

@@ -13,7 +13,7 @@ from diffclip.data.images import image_member
 from diffclip.data.masks import Thing, coverage, crop_box, read_mask
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.scenes.write import write_shard
+from diffclip.scenes.write import DrawnSet, write_shard
 
 
 def blob(width: int, height: int) -> np.ndarray:
@@ -135,7 +135,8 @@ def test_mask_texts_come_from_the_class_or_the_first_caption_line(tmp_path):
 
 
 def test_scenes_have_one_item_for_each_distinct_thing(tmp_path):
-    write_shard(tmp_path / "test" / "0.tar", "captions", "test", "plain", 32, 0, 0, range(16))
+    drawn = DrawnSet("captions", "captions", "test", "plain", 16)
+    write_shard(tmp_path / "test" / "0.tar", drawn, 32, 0, 0, range(16))
     data = open_set(tmp_path, "test", kind="masks")
     several = next(i for i, things in enumerate(data.things) if any(len(item.values) > 1 for item in things))
     for position in (0, several):

@@ -12,11 +12,12 @@ import torch
 from file_server import served
 
 from diffclip.config import PreprocessConfig
+from diffclip.data.check import check
 from diffclip.data.corpus import Corpus, Sample
 from diffclip.data.loader import Batch, CaptionLoader
-from diffclip.data.remote import expand_remote, hide_secrets, is_remote
+from diffclip.data.remote import expand_remote, is_remote
 from diffclip.data.transforms import TrainTransform
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError, InputError, hide_secrets
 
 WriteShard = Callable[..., Path]
 
@@ -97,6 +98,9 @@ def test_indexes_beside_the_shards_allow_counting_without_fetching(site, tmp_pat
         with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
             corpus.read(23)
         assert not isinstance(error.value, InputError)
+    (tmp_path / "served" / "5.tar").unlink()
+    with pytest.raises(InputError, match=r"^http\S*/5\.tar does not exist: [^\n]*$"):
+        check(corpus, workers=1)
 
 
 def test_an_index_of_another_shard_of_the_same_size_is_not_used(
@@ -137,11 +141,16 @@ def test_local_copies_stay_within_the_cache_limit(site: tuple[str, list[str]], t
     for number, path in enumerate([*copies, cache / "mine.tar"]):
         path.write_bytes(bytes(size))
         os.utime(path, (number % 3, number % 3))
+    temporaries = [cache / f".{number:08x}.tmp" for number in range(2)]
+    for path in temporaries:
+        path.touch()
+    os.utime(temporaries[0], (0, 0))  # left by a process that was killed
     corpus = Corpus(f"{site[0]}/", window=1, cache=cache, cache_gb=7.5 * size / 1e9)
     loader = loader_of(corpus)
     assert len(keys_of(loader.epoch(0))) == 6
     loader.close()
     assert [path.exists() for path in copies] == [False, False, True]
+    assert [path.exists() for path in temporaries] == [False, True]
     assert (cache / "mine.tar").exists()  # not a copy that diffclip made
     assert len(list(cache.glob("*.tar"))) == 8
 

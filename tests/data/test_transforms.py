@@ -2,7 +2,7 @@ import masked_sets
 import numpy as np
 import pytest
 import torch
-from given import photograph
+from made_sets import photograph
 from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode

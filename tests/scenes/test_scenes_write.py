@@ -161,22 +161,6 @@ def test_scenes_need_no_torch():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"size": 8}, "size 8 is too small"),
-        ({"size": 10**6}, "size 1000000 is too large"),
-        ({"val": 0}, "val 0 is too few"),
-        ({}, r"holds other things \(captions\)"),
-    ],
-)
-def test_refused_settings_write_nothing(tmp_path, setting, message):
-    (tmp_path / "captions").mkdir()
-    with pytest.raises(InputError, match=message):
-        write_scenes(tmp_path, **(SETTINGS | setting))
-    assert list(tmp_path.rglob("*")) == [tmp_path / "captions"]
-
-
 def test_large_sets_are_cut_into_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SHARD", 10)
     write_scenes(tmp_path / "set", **(SETTINGS | {"val": 1, "test": 1}))

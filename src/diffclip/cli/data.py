@@ -14,7 +14,7 @@ import typer
 
 from diffclip.cli.console import Processes, print_table, say_skipped, show_progress
 from diffclip.data.download import CAPTION_SETS, fetch, img2dataset_command, prepare_list
-from diffclip.data.published_sets import PUBLISHED, is_there, manual_commands, place_of
+from diffclip.data.published_sets import PUBLISHED, is_there, manual_commands, published_folder
 from diffclip.errors import DiffCLIPError, InputError, unknown_name
 from diffclip.files import check_writable, cores, printable, write_text
 
@@ -46,7 +46,7 @@ def make_scenes(
     """
     from diffclip.scenes import write_scenes
 
-    with show_progress("Drawing scenes", {}) as progress:
+    with show_progress("Drawing scenes") as progress:
         at_once = workers or cores()
         drawn = write_scenes(folder, size, train, val, test, seed, progress, at_once, distractors)
     typer.echo(f"Drew the scenes in {folder}." if drawn else f"{folder} has these scenes already: reused.")
@@ -85,7 +85,7 @@ def make_shards(
     split_captions = {split: read_captions(file) for split, file in files.items()}
     for split, texts in split_captions.items():
         split_folder = folder / split
-        with show_progress(f"Writing {split_folder.name}", {"images": len(texts)}) as advance:
+        with show_progress(f"Writing {split_folder.name}") as advance:
             summary = make(source, split_folder, texts, edge, workers or cores(), advance)
         typer.echo(
             f"{summary.samples:,} images with {summary.captions:,} captions in {summary.shards} "
@@ -131,7 +131,7 @@ def _fetch(name: str, root: Path) -> bool:
     if name in CAPTION_SETS:
         _fetch_captions(name, root / name)
         return True
-    entry, folder = PUBLISHED[name], place_of(name, root)
+    entry, folder = PUBLISHED[name], published_folder(name, root)
     if is_there(name, "test", folder):
         typer.echo(f"{name} is in {folder} already.")
         return True
@@ -187,7 +187,7 @@ def check(
 ) -> None:
     """Check shards: count samples, broken ones and duplicates, and measure image sizes and caption lengths.
 
-    Every sample is read as training reads it. Memory grows by about 50 bytes per sample: for hundreds of
+    Every sample is read as training reads it. Memory grows by about 350 bytes per sample: for hundreds of
     millions of samples use --sample N.
 
     Example: diffclip data check sets/cc3m/train --output cc3m.json
@@ -204,8 +204,8 @@ def check(
     from diffclip.data.check import check as look
 
     total = min(sample or corpus.samples, corpus.samples)
-    with show_progress("Reading", {"samples": total}) as advance:
-        result = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, None))
+    with show_progress("Reading") as advance:
+        result = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, total))
     print_table(("", "value"), "ll", _rows(result))
     unreadable = [*result.images_broken, *result.captions_broken]
     for label, faults in (("Skipped", result.skipped), ("Unreadable", unreadable)):

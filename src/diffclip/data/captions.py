@@ -1,4 +1,5 @@
-"""Read caption files: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Kaggle's Flickr8k."""
+"""Read captions: of caption files (CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Kaggle's Flickr8k), and of
+samples of shards."""
 
 from __future__ import annotations
 
@@ -6,15 +7,17 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from diffclip.errors import InputError
+from diffclip.files import read_text
 
 Captions = dict[str, list[str]]
 """Image file → its captions, in the order of the caption file (COCO's JSON: in the order of the image ids)."""
 
+CAPTION_KEY = "caption"
 SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".json")
 # The usual names of the columns or keys.
 _COLUMN_NAMES = {
@@ -59,16 +62,6 @@ def read_captions(file: Path) -> Captions:
     if not any(captions.values()):
         raise InputError(f"{file} has no caption: give lines of an image and a caption")
     return captions
-
-
-def read_text(file: Path) -> str:
-    """Read a text file, or raise `InputError` if it is not UTF-8 text or cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"cannot read {file} ({error}): it should be UTF-8 text") from error
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}; check the path") from error
 
 
 def _json(text: str, source: str) -> Any:
@@ -131,3 +124,34 @@ def _column(names: Iterable[str], field: str, file: Path) -> str:
         f"{file} has no column of {field}s among {', '.join(columns)}: name one of them {field!r} (of a table in its "
         "first line)"
     )
+
+
+def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
+    """List the members that may hold captions: `.txt`, then `.json`; only `.json` if the key is not the default."""
+    return ("txt", "json") if caption_key == CAPTION_KEY else ("json",)
+
+
+def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
+    """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
+
+    Blank captions are dropped. If no caption is left, or a member cannot be read, `InputError` is raised.
+    """
+    extension = next((member for member in caption_members(caption_key) if member in sample), None)
+    if extension is None:
+        raise InputError(f"{name} has no caption")
+    try:
+        text = sample[extension].decode("utf-8-sig")
+        content = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
+    except UnicodeDecodeError:
+        raise InputError(f"{name} has a caption that is not UTF-8 text") from None
+    except (ValueError, RecursionError):  # RecursionError: lists nested too deeply
+        raise InputError(f"{name} has a .json that is not valid JSON") from None
+    except (KeyError, TypeError, IndexError):
+        raise InputError(f"{name} has no key {caption_key!r} in its .json") from None
+    captions = [content] if isinstance(content, str) else content
+    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+        raise InputError(f"{name} has no string or strings as {caption_key!r} in its .json")
+    captions = [caption.strip() for caption in captions if caption.strip()]
+    if not captions:
+        raise InputError(f"{name} has an empty caption")
+    return captions

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffclip.data.captions import CAPTION_KEY, caption_members, captions_of
 from diffclip.data.images import IMAGE, image_member, read_pixels
 from diffclip.data.index import (
     Header,
     Needed,
     Tar,
-    digest_of,
     index_files,
     open_tar,
     open_tars,
@@ -26,15 +24,14 @@ from diffclip.data.index import (
     write_index,
 )
 from diffclip.data.order import Layout
-from diffclip.data.remote import RemoteShards, expand_remote, hide_secrets, is_remote
+from diffclip.data.remote import RemoteShards, expand_remote, is_remote
 from diffclip.data.shards import expand_shards
-from diffclip.errors import Fault, InputError, sample_fault
-from diffclip.files import cache_folder
+from diffclip.errors import Fault, InputError, hide_secrets, sample_fault
+from diffclip.files import cache_folder, digest_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CAPTION_KEY = "caption"
 # Number of shards that a process shuffles together if some shards are remote.
 _WINDOW = 16
 # Number of decoded images after which the memory for all images is estimated.
@@ -236,34 +233,3 @@ def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
     specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
     expanded = [expand_remote(spec) if is_remote(spec) else map(str, expand_shards(spec)) for spec in specs]
     return specs, weight, [place for places in expanded for place in places]
-
-
-def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
-    """List the members that may hold captions: `.txt`, then `.json`; only `.json` if the key is not the default."""
-    return ("txt", "json") if caption_key == CAPTION_KEY else ("json",)
-
-
-def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
-    """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
-
-    Blank captions are dropped. If no caption is left, or a member cannot be read, `InputError` is raised.
-    """
-    extension = next((member for member in caption_members(caption_key) if member in sample), None)
-    if extension is None:
-        raise InputError(f"{name} has no caption")
-    try:
-        text = sample[extension].decode("utf-8-sig")
-        content = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
-    except UnicodeDecodeError:
-        raise InputError(f"{name} has a caption that is not UTF-8 text") from None
-    except (ValueError, RecursionError):  # RecursionError: lists nested too deeply
-        raise InputError(f"{name} has a .json that is not valid JSON") from None
-    except (KeyError, TypeError, IndexError):
-        raise InputError(f"{name} has no key {caption_key!r} in its .json") from None
-    captions = [content] if isinstance(content, str) else content
-    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-        raise InputError(f"{name} has no string or strings as {caption_key!r} in its .json")
-    captions = [caption.strip() for caption in captions if caption.strip()]
-    if not captions:
-        raise InputError(f"{name} has an empty caption")
-    return captions

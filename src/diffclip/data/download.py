@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from diffclip.data.published_sets import HUB, PUBLISHED, place_of, publishers_split
+from diffclip.data.published_sets import HUB, PUBLISHED, published_folder, publishers_split
 from diffclip.errors import DiffCLIPError, InputError, explain_errors, require_group
 from diffclip.files import cores, write_atomically
 
@@ -62,7 +62,7 @@ def fetch(name: str, root: str | Path) -> Path:
     """
     from torchvision.datasets.utils import download_and_extract_archive, download_url, extract_archive
 
-    entry, place = PUBLISHED[name], place_of(name, root)
+    entry, place = PUBLISHED[name], published_folder(name, root)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(
             f"{place} exists but is not a complete {entry.title}: move it, or choose another --root"

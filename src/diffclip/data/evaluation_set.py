@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from diffclip.data.images import read_image, to_rgb
-from diffclip.data.index import Needed, digest_of, stamp
+from diffclip.data.index import Needed, stamp
 from diffclip.data.shards import Shards
 from diffclip.data.transforms import Transform
 from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import Fault, InputError, sample_fault
+from diffclip.files import digest_of
 
 Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcrepe", "mmvp"]
 

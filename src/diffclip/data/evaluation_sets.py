@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
-from diffclip.data.captions import read_text
-from diffclip.data.corpus import CAPTION_KEY, caption_members, captions_of
+from diffclip.data.captions import CAPTION_KEY, caption_members, captions_of
 from diffclip.data.evaluation_set import EvaluationSet, Kind, usable_samples
 from diffclip.data.images import IMAGE
-from diffclip.data.masks import CROWD, MASK, SEGMENTS, SegmentedSet, label_of, masked_set
+from diffclip.data.masks import CROWD, MASK, SEGMENTS, label_of, masked_set
 from diffclip.data.published_files import open_choices, open_files
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, is_there, parts_of, set_folder
 from diffclip.data.shards import MANIFEST, Shards, tar_files
-from diffclip.errors import Fault, InputError
+from diffclip.errors import Fault, InputError, explain_errors
+from diffclip.files import read_text
 
 _TEMPLATES, _DEFAULT_TEMPLATE = "zeroshot_classification_templates.txt", "a photo of a {c}"
 
@@ -38,7 +39,7 @@ def open_set(
         kind: the kind of the set; None: decide by `dataset_type.txt`, the class list and the samples.
 
     Returns:
-        The set: a `MaskedSet`, `SegmentedSet` or `ChoiceSet` for "masks", "segmentation" and "sugarcrepe".
+        The set: a `MaskedSet` for "masks", a `ChoiceSet` for "sugarcrepe".
 
     Raises:
         InputError: no such set, folder or split; a set of pairs, which has no splits; no shards or samples of that
@@ -66,6 +67,7 @@ def set_name(source: str | Path, folder: Path) -> str:
 
 
 def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
+    @cache  # every task that learns asks for the split to learn from
     def open_split(other_split: str) -> EvaluationSet | None:
         exists = _has_shards(folder, other_split) or _has_files(name, other_split, folder)
         return _open(name, other_split, folder, kind) if exists else None
@@ -94,9 +96,12 @@ def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
     else:
         data = _open_classification(name, split, shards, folder)
     manifest = folder / split / MANIFEST
-    if manifest.exists() and (edge := json.loads(read_text(manifest))["edge"]):
-        reason = f"holds images of {edge} px, from make-shards --edge"
-        data.faults.append(Fault(str(folder / split), reason, "note"))
+    if manifest.exists():
+        with explain_errors(f"{manifest} cannot be read", "make the shards again, in another folder"):
+            edge = json.loads(manifest.read_text("utf-8"))["edge"]
+        if edge:
+            reason = f"holds images of {edge} px, from make-shards --edge"
+            data.faults.append(Fault(str(folder / split), reason, "note"))
     if set_kind in ("classification", "segmentation") and not _lines(folder / _TEMPLATES):
         reason = f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken"
         data.faults.append(Fault(str(folder), reason, "note"))
@@ -127,7 +132,7 @@ def _open_classification(name: str, split: str, shards: Shards, folder: Path) ->
     )
 
 
-def _open_segmentation(name: str, split: str, shards: Shards, folder: Path) -> SegmentedSet:
+def _open_segmentation(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
     classnames, templates = _classnames(folder, "segmentation"), _templates(folder)
     if len(classnames) >= CROWD:
         raise InputError(
@@ -135,7 +140,7 @@ def _open_segmentation(name: str, split: str, shards: Shards, folder: Path) -> S
         )
     needed = {"image": IMAGE, f"class for each pixel (.{SEGMENTS})": (SEGMENTS,)}
     indices, _, faults = usable_samples(shards, needed, f"add a .{SEGMENTS} to each")
-    return SegmentedSet(name, split, "segmentation", classnames, templates, shards, indices, faults=faults)
+    return EvaluationSet(name, split, "segmentation", classnames, templates, shards, indices, faults=faults)
 
 
 def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:

@@ -84,6 +84,13 @@ def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     return torch.from_numpy(np.array(_load(image, name))).permute(2, 0, 1)
 
 
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """Return the bytes of an image file; `options` are arguments of Pillow's `save`."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
 def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
     """Find the bytes of the image file among a sample's members, or raise `InputError` if there is none."""
     extension = next((ending for ending in IMAGE if ending in sample), None)

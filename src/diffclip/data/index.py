@@ -136,11 +136,6 @@ def stamp(path: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def digest_of(value: object) -> str:
-    """Hash anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
 def scan(path: Path) -> tuple[Header, MemberTable]:
     """Read the headers of the tar at `path`, seeking over the contents."""
     mark = stamp(path)

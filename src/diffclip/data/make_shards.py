@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -18,12 +17,11 @@ import numpy as np
 from PIL import Image
 
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
-from diffclip.data.images import IMAGE, SUFFIXES, read_image
-from diffclip.data.index import digest_of
-from diffclip.data.shards import MANIFEST
+from diffclip.data.images import IMAGE, SUFFIXES, encode, read_image
+from diffclip.data.shards import MANIFEST, add_member
 from diffclip.data.workers import map_processes
-from diffclip.errors import Fault, InputError, sample_fault
-from diffclip.files import write_atomically, write_text
+from diffclip.errors import Fault, InputError, explain_errors, sample_fault
+from diffclip.files import digest_of, write_atomically, write_text
 
 SAMPLES = 1000
 """Number of samples per shard."""
@@ -108,11 +106,14 @@ def make_shards(
     digest = digest_of([[name, captions[name]] for name in names])
     settings = {"source": str(source.resolve()), "edge": edge, "captions": digest}
     manifest = folder / MANIFEST
-    if manifest.exists() and json.loads(manifest.read_text("utf-8")) != settings:
-        raise InputError(
-            f"{folder} holds shards of other settings, images or captions: remove it or choose another folder"
-        )
-    if not manifest.exists() and any(folder.glob("*.tar")):
+    if manifest.exists():
+        with explain_errors(f"{manifest} cannot be read", "choose another folder"):
+            saved = json.loads(manifest.read_text("utf-8"))
+        if saved != settings:
+            raise InputError(
+                f"{folder} holds shards of other settings, images or captions: remove it or choose another folder"
+            )
+    elif any(folder.glob("*.tar")):
         raise InputError(f"{folder} holds shards already: choose another folder")
     if not paths:
         raise InputError(
@@ -178,8 +179,8 @@ def _write_shard(job: ShardJob) -> dict[str, Any]:
                 fault = sample_fault(str(path), error)
                 counts["faults"].append((fault.name, fault.reason))
                 continue
-            _add(tar, f"{key}.{extension}", content)
-            _add(tar, f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))
+            add_member(tar, f"{key}.{extension}", content)
+            add_member(tar, f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))
             counts["samples"] += 1
             counts["captions"] += len(texts)
     write_text(counts_file, json.dumps(counts))
@@ -196,12 +197,4 @@ def _image(path: Path, edge: int | None) -> tuple[str, bytes]:
     if scale < 1:
         width, height = (max(1, round(length * scale)) for length in image.size)
         image = image.resize((width, height), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=_QUALITY)
-    return "jpg", buffer.getvalue()
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
+    return "jpg", encode(image, "JPEG", quality=_QUALITY)

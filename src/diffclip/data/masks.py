@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from diffclip.data.corpus import captions_of
+from diffclip.data.captions import captions_of
 from diffclip.data.evaluation_set import EvaluationSet, usable_samples
 from diffclip.data.images import IMAGE, ORIENTATION, image_member, orientation_of
 from diffclip.data.shards import Shards
@@ -89,29 +89,25 @@ class MaskedSet(EvaluationSet):
         return things, np.concatenate(shares)
 
 
-@dataclass
-class SegmentedSet(EvaluationSet):
-    """One split of images with a class for each pixel."""
+def classes_at(data: EvaluationSet, position: int) -> NDArray[np.int64] | None:
+    """Return the class of each pixel of a sample of segmentation, counted from 0, or NOT_LABELED: [H, W].
 
-    def classes_at(self, position: int) -> NDArray[np.int64] | None:
-        """Return the class of each pixel of a sample, counted from 0, or NOT_LABELED: [H, W].
-
-        Return None if the file is broken, does not fit image or class list, or labels no pixel; add it to `faults`.
-        """
-        try:
-            values, _ = _read_member(self, position, SEGMENTS)
-            classes = np.where(values == CROWD, 0, values).astype(np.int64) - 1
-            highest = int(classes.max())
-            if highest == NOT_LABELED:
-                raise InputError("has no labeled pixel")
-            if highest >= len(self.classnames):
-                raise InputError(
-                    f"has class {highest + 1} in its segmentation, and classnames.txt has {len(self.classnames)}"
-                )
-        except (InputError, OSError) as error:
-            self.faults.append(sample_fault(self.source.name(self.indices[position]), error))
-            return None
-        return classes
+    Return None if the file is broken, does not fit image or class list, or labels no pixel; add it to `data.faults`.
+    """
+    try:
+        values, _ = _read_member(data, position, SEGMENTS)
+        classes = np.where(values == CROWD, 0, values).astype(np.int64) - 1
+        highest = int(classes.max())
+        if highest == NOT_LABELED:
+            raise InputError("has no labeled pixel")
+        if highest >= len(data.classnames):
+            raise InputError(
+                f"has class {highest + 1} in its segmentation, and classnames.txt has {len(data.classnames)}"
+            )
+    except (InputError, OSError) as error:
+        data.faults.append(sample_fault(data.source.name(data.indices[position]), error))
+        return None
+    return classes
 
 
 def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str], template: str) -> MaskedSet:

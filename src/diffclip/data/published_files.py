@@ -21,7 +21,6 @@ import numpy as np
 from diffclip.data.captions import read_captions
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.images import SUFFIXES
-from diffclip.data.index import digest_of
 from diffclip.data.published_sets import (
     CHOICE_IMAGES,
     PUBLISHED,
@@ -32,6 +31,7 @@ from diffclip.data.published_sets import (
     publishers_split,
 )
 from diffclip.errors import Fault, InputError, explain_errors, require_group
+from diffclip.files import digest_of
 
 # Sets without splits: the number or the share of training images of each class; the other images are for testing.
 # As in TFDS: 30 per class of Caltech-101; of SUN397 76,128 to train and 10,875 to validate, 21,750 to test.

@@ -196,7 +196,7 @@ def publishers_split(name: str, split: str) -> str:
     return _PUBLISHERS.get((name, split), split)
 
 
-def place_of(name: str, root: str | Path) -> Path:
+def published_folder(name: str, root: str | Path) -> Path:
     """Return ROOT/NAME; if only the hub's shards exist, return their folder, ROOT/wds_NAME or ROOT/wds_vtab-NAME."""
     places = [Path(root).expanduser() / f"{prefix}{name}" for prefix in ("", "wds_", "wds_vtab-")]
     return next((place for place in places if place.exists()), places[0])
@@ -206,7 +206,7 @@ def missing_set_error(name: str, root: str | Path | None, split: str = "test") -
     """Make the error for a published set that is not in ROOT/NAME, or whose ROOT is unknown."""
     entry, problem = PUBLISHED[name], f"needs --data-root FOLDER, with FOLDER/{name} in it"
     if root:
-        place = place_of(name, root)
+        place = published_folder(name, root)
         problem = f"is not in {place}"
         missing = [file for file in files_of(name, split, place) if not file.exists()]
         if place.is_dir() and missing:
@@ -217,7 +217,7 @@ def missing_set_error(name: str, root: str | Path | None, split: str = "test") -
 
 def manual_commands(name: str, root: str | Path) -> str:
     """Return the commands for a set that `diffclip data download` cannot fetch; "" for the others."""
-    return PUBLISHED[name].by_hand.format(place=shlex.quote(str(place_of(name, root))))
+    return PUBLISHED[name].by_hand.format(place=shlex.quote(str(published_folder(name, root))))
 
 
 def command_for(name: str, root: str | Path) -> str:
@@ -226,8 +226,8 @@ def command_for(name: str, root: str | Path) -> str:
 
 
 def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
-    """Return the folder of a set: of a built-in set that has been drawn, ROOT/NAME, or `source` itself. Raise
-    `InputError` if there is none."""
+    """Return the folder of a set: of a built-in set that has been drawn, ROOT/NAME, or `source` itself. Of a path such
+    as `./NAME`, the folder in the working directory comes first. Raise `InputError` if there is none."""
     name, folder = str(source), Path(source).expanduser()
     if name in BUILT_IN:
         if not built_in_folder().is_dir():
@@ -235,13 +235,15 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
         return built_in_folder() / BUILT_IN[name]
     if name in PUBLISHED and root is not None:
         # ROOT/NAME comes before a folder of that name in the working directory
-        if not place_of(name, root).is_dir():
+        if not published_folder(name, root).is_dir():
             raise missing_set_error(name, root)
-        return place_of(name, root)
-    if folder.is_dir():
-        return folder
-    if root is not None and (Path(root) / name).is_dir():
-        return Path(root) / name
+        return published_folder(name, root)
+    places = [folder] if root is None else [Path(root).expanduser() / name, folder]
+    if os.sep in name or name[:1] == ".":
+        places.reverse()
+    for place in places:
+        if place.is_dir():
+            return place
     if name in PUBLISHED:
         raise missing_set_error(name, root)
     if os.sep in name or folder.exists():

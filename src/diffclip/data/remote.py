@@ -25,29 +25,23 @@ from diffclip.data.index import (
     write_index,
 )
 from diffclip.data.shards import expand_braces, natural_key
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import DiffCLIPError, InputError, hide_secrets
 from diffclip.files import hold_lock, write_atomically
 
 _REMOTE = re.compile(r"file:|[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
-# Addresses in a text: the part before the host, and the query, may hold a password or a key.
-_USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
-_QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 # Parts of fsspec's information about a file that change with its content.
 _MARKS = ("size", "ETag", "mtime", "Last-Modified", "LastModified", "last_modified", "updated", "blob_id")
 # Number of addresses that are queried at the same time.
 _PARALLEL_QUERIES = 16
 # Seconds for which a requested copy is not removed: a process may be about to open it.
 _FRESH = 60.0
+# Seconds without a new byte after which an unfinished copy counts as left behind by a process that was killed.
+_ABANDONED = 600.0
 
 
 def is_remote(spec: str) -> bool:
     """Tell whether `spec` is an address (`https://…`, `s3://…`, `file:…`) and not a path."""
     return _REMOTE.match(spec) is not None
-
-
-def hide_secrets(text: str) -> str:
-    """Hide users, passwords and queries of the addresses in `text`."""
-    return _QUERY.sub(r"\1?…", _USER.sub("…@", text))
 
 
 def expand_remote(spec: str) -> list[str]:
@@ -125,10 +119,14 @@ class RemoteShards:
         return header
 
     def _make_room(self) -> None:
-        """Remove the least recently used copies, except those that a process may be about to open.
+        """Remove abandoned copies, and the least recently used ones, except those that a process may be about to open.
 
         A copy that a process has open stays readable.
         """
+        for file in self._folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # as `write_atomically` names them
+            with suppress(FileNotFoundError):
+                if time.time() - file.stat().st_mtime > _ABANDONED:
+                    file.unlink()
         if self._limit is None:
             return
         copies = []

@@ -1,10 +1,12 @@
-"""WebDataset tar shards on disk: find shards by name, and read samples by number."""
+"""WebDataset tar shards on disk: find shards by name, read samples by number, write members."""
 
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.images import IMAGE, image_member, read_image
-from diffclip.data.index import MEMBERS, Needed, Tar, digest_of, open_tars
+from diffclip.data.index import MEMBERS, Needed, Tar, open_tars
 from diffclip.errors import Fault, InputError
+from diffclip.files import digest_of
 
 MANIFEST = "make-shards.json"
 """The file that `diffclip data make-shards` writes first. The last file is nshards.txt."""
@@ -81,6 +84,14 @@ class Shards:
         shard = int(np.searchsorted(self._ends, i, side="right"))
         tar = self._tars[shard]
         return tar, i - int(self._ends[shard]) + len(tar.table)
+
+
+def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Add a file as webdataset's writer does, but without a time, so that equal contents give equal bytes."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o444
+    member.uname = member.gname = "bigdata"
+    tar.addfile(member, io.BytesIO(content))
 
 
 def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:

@@ -27,7 +27,8 @@ _MIDDLE = (0.42, 0.58)  # the range of the middle; between edge and middle no pl
 
 
 def write_captions(specs: Sequence[Spec], background: str, dice: Dice, look: bool = True) -> tuple[str, ...]:
-    """Write CAPTIONS different captions. If `look` is False, they name no color, texture, detail or background."""
+    """Write CAPTIONS different captions. If `look` is False, they name no color, texture or background, and
+    a detail only of a single object."""
     writer = _Writer(specs, background, dice, look)
     captions: list[str] = []
     phrases: set[str] = set()
@@ -110,7 +111,7 @@ class _Writer:
         if loose:
             determiner = self.dice.pick(("a single", "one", "just one"))
             return noun_phrase([spec], self.extras([spec], ("detail",), 0.5), determiner) + self.ground(0.5)
-        place = place_of(spec)
+        place = describe_place(spec)
         ground = self.ground(0.55)
         attributes = self.extras([spec], _EXTRAS, 0.6)
         if place is not None and self.dice.chance(0.65):
@@ -154,7 +155,7 @@ class _Writer:
         """Say where each group is, None if no place is clear. Groups without a place come last or are left out."""
         placed, rest = [], []
         for group in self.dice.shuffle(self.groups):
-            shared = {place_of(spec) for spec in group}
+            shared = {describe_place(spec) for spec in group}
             place = shared.pop() if len(shared) == 1 else None
             phrase = noun_phrase(group, self.extras(group, _BEFORE, 0.3))
             if place is None:
@@ -256,7 +257,7 @@ def _direction(spec: Spec) -> tuple[str, str]:
     return "", f"pointing {spec.orientation}"
 
 
-def place_of(spec: Spec) -> str | None:
+def describe_place(spec: Spec) -> str | None:
     """Say where an object is in the image, "at the top left" or "on the right"; None if it is not clear."""
     across = "left" if spec.x < _EDGE else "right" if spec.x > 1 - _EDGE else ""
     down = "top" if spec.y < _EDGE else "bottom" if spec.y > 1 - _EDGE else ""

@@ -204,7 +204,11 @@ def _fill(spec: Spec, window: Window, rgb: Color, pixel: float) -> Array:
 
 
 def sketch(canvas: Array, spec: Spec) -> Mask:
-    """Draw the outline of `spec` in pencil on `canvas` [3, S, S] in place; return its mask [S, S]."""
+    """Draw the outline of `spec` in pencil on `canvas` [3, S, S] in place; return its mask [S, S].
+
+    Details within the outline, such as a face or letters, and a glow are not drawn. An object seen from the side lacks
+    its thick edge, which `paint` draws and adds to the mask.
+    """
     size = canvas.shape[1]
     window = Window(spec, size)
     area = window.of(canvas)

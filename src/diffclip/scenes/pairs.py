@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diffclip.data.published_sets import PATTERNS
 from diffclip.errors import unknown_name
-from diffclip.scenes.captions import NUMBERS, absent_attribute, noun_phrase, place_of, plural
+from diffclip.scenes.captions import NUMBERS, absent_attribute, describe_place, noun_phrase, plural
 from diffclip.scenes.layout import Dice, Spec, choose_kind, make_generator, place, place_at_distance
 from diffclip.scenes.scene import compose
 from diffclip.scenes.vocabulary import (
@@ -51,7 +51,8 @@ def minimal_pair(
     """Draw pair number `index` of a pattern, the same for the same arguments.
 
     Returns:
-        Two images (uint8 [H, W, 3]), and two statements, the first true of the first image only.
+        Two images (uint8 [H, W, 3]), and a statement for each, which fits it better than the other image. It may be
+        true of both: an object at the top left is also at the top.
 
     Raises:
         InputError: an unknown pattern, a size outside 16 to 8192 pixels, or an index or seed out of range.
@@ -152,7 +153,7 @@ def _position(dice: Dice, background: str) -> PairPlan:
         subject = replace(_subject(dice, background, SHAPES), size="medium")
         here, there = (replace(subject, x=x, y=y) for x, y in dice.shuffle(_SPOTS)[:2])
         start = noun_phrase([subject], COLOR)
-        return [here], [there], f"{start} {place_of(here)}", f"{start} {place_of(there)}"
+        return [here], [there], f"{start} {describe_place(here)}", f"{start} {describe_place(there)}"
     spec, other = (
         replace(spec, size="medium", radius=SIZES["medium"]) for spec in _two_kinds(dice, background)
     )

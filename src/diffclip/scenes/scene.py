@@ -76,14 +76,15 @@ def draw_scene(
 ) -> Scene:
     """Draw scene number `index` of a split: the same for the same arguments, in any order and process.
 
-    The styles share geometry and labels, so that each is a shifted version of the plain image.
+    The styles share geometry and labels, so that each is a shifted version of the plain image. Only the mask of a
+    sketched object seen from the side differs: it lacks the thick edge.
 
     Args:
         index, seed: whole numbers from 0 to 2³²−1.
         split: train, val or test; splits share no scene.
         size: edge of the image in pixels, 16 to 8192.
         style: plain, or one of the shifts sketch, recoloured and noisy. Captions of sketch and recoloured
-            images name no color, texture or background.
+            images name no color, texture or background; they may name a detail that a sketch does not draw.
         objects: number of objects, 1 to 4; None draws it.
         shape: the shape of one object (of all when `objects` is 1); None draws it.
         distractors: number of small objects of other shapes, 0 to 64, which no caption mentions. Everything else

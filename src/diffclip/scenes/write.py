@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import shutil
 import sys
@@ -16,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from diffclip.data.images import encode
 from diffclip.data.published_sets import CHOICE_IMAGES, PAIR_IMAGES, PATTERNS, SHIFTS, built_in_folder
+from diffclip.data.shards import add_member
 from diffclip.data.workers import Progress, map_processes
 from diffclip.errors import InputError, explain_errors
 from diffclip.files import explain_disk_errors, hold_lock, write_atomically, write_text
@@ -36,11 +37,21 @@ QUESTION_IMAGES = "images"
 _KEYS = {"color": "colour", "center": "centre"}  # spelling of these names in files, which must not change
 
 SetKind = Literal["captions", "shapes", "colours", "counts", "segmentation"]
-DrawnSet = tuple[str, str, Style, int]  # a folder of shards: set, split, style and number of samples
+SINGLE_OBJECTS: tuple[SetKind, ...] = ("shapes", "colours")  # the same images, labeled by shape or color
 _PROMPTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "colours": (tuple(COLORS), COLOR_TEMPLATES),
     "counts": ([NUMBERS[count] for count in COUNTS], COUNT_TEMPLATES),
 }
+
+
+class DrawnSet(NamedTuple):
+    """A folder of shards: its name, what it holds, split, style and number of samples."""
+
+    folder: str
+    kind: SetKind
+    split: str
+    style: Style
+    samples: int
 
 
 class Job(NamedTuple):
@@ -157,23 +168,23 @@ def _sets(train: int, val: int, test: int) -> Iterator[DrawnSet]:
     # rounded up to multiples of the number of shapes, so that each shape is equally frequent
     train_count, test_count = (-(-count // len(SHAPES)) * len(SHAPES) for count in (-(-train // 4), test))
     for split, count in (("train", train), ("val", val), ("test", test)):
-        yield "captions", split, "plain", count
-    yield "segmentation", "test", "plain", min(QUESTIONED, test)
-    for name in ("shapes", "colours"):
-        yield name, "train", "plain", train_count
-        yield name, "test", "plain", test_count
-    yield "counts", "test", "plain", test_count
+        yield DrawnSet("captions", "captions", split, "plain", count)
+    yield DrawnSet("segmentation", "segmentation", "test", "plain", min(QUESTIONED, test))
+    for kind in SINGLE_OBJECTS:
+        yield DrawnSet(kind, kind, "train", "plain", train_count)
+        yield DrawnSet(kind, kind, "test", "plain", test_count)
+    yield DrawnSet("counts", "counts", "test", "plain", test_count)
     for style in SHIFTS:
-        yield f"shapes-{style}", "test", style, test_count
+        yield DrawnSet(f"shapes-{style}", "shapes", "test", style, test_count)
 
 
 def _jobs(folder: Path, sets: Sequence[DrawnSet], settings: Mapping[str, int]) -> Iterator[Job]:
     test, size, seed, distractors = (settings[name] for name in ("test", "size", "seed", "distractors"))
-    for name, split, style, count in sets:
-        for number, start in enumerate(range(0, count, SHARD)):
-            indices = range(start, min(start + SHARD, count))
-            arguments = (name.split("-")[0], split, style, size, seed, distractors, indices)
-            yield Job(folder / name / split / f"{number}.tar", write_shard, arguments, len(indices))
+    for drawn in sets:
+        for number, start in enumerate(range(0, drawn.samples, SHARD)):
+            indices = range(start, min(start + SHARD, drawn.samples))
+            target = folder / drawn.folder / drawn.split / f"{number}.tar"
+            yield Job(target, write_shard, (drawn, size, seed, distractors, indices), len(indices))
     pairs, images = min(PAIRS, test), min(QUESTIONED, test)
     yield Job(folder / "mmvp", write_pairs, (pairs, size, seed), 18 * pairs)
     yield Job(folder / "scenes-sugarcrepe", write_choices, (pairs, size, seed), 18 * pairs)
@@ -182,27 +193,20 @@ def _jobs(folder: Path, sets: Sequence[DrawnSet], settings: Mapping[str, int]) -
 
 def _write_notes(folder: Path, sets: Sequence[DrawnSet]) -> None:
     """Write the small text files that clip_benchmark's layout has beside the shards."""
-    for name, split, _style, count in sets:
-        write_text(folder / name / split / "nshards.txt", f"{-(-count // SHARD)}\n")
-        if name == "captions":
-            write_text(folder / name / "dataset_type.txt", "retrieval\n")
+    for drawn in sets:
+        place = folder / drawn.folder
+        write_text(place / drawn.split / "nshards.txt", f"{-(-drawn.samples // SHARD)}\n")
+        if drawn.kind == "captions":
+            write_text(place / "dataset_type.txt", "retrieval\n")
         else:
-            names, templates = _PROMPTS.get(name, (SHAPES, TEMPLATES))
-            write_text(folder / name / "classnames.txt", "\n".join(names) + "\n")
-            write_text(folder / name / "zeroshot_classification_templates.txt", "\n".join(templates) + "\n")
+            names, templates = _PROMPTS.get(drawn.kind, (SHAPES, TEMPLATES))
+            write_text(place / "classnames.txt", "\n".join(names) + "\n")
+            write_text(place / "zeroshot_classification_templates.txt", "\n".join(templates) + "\n")
 
 
 def jpeg(image: NDArray[np.uint8]) -> bytes:
     """Encode at quality 95 with full color resolution: halved chroma would smear small objects."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "JPEG", quality=95, subsampling=0)
-    return buffer.getvalue()
-
-
-def _png(mask: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(mask).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encode(Image.fromarray(image), "JPEG", quality=95, subsampling=0)
 
 
 def _attributes(scene: Scene) -> dict[str, object]:
@@ -219,56 +223,51 @@ def _attributes(scene: Scene) -> dict[str, object]:
 
 
 def write_shard(
-    target: Path,
-    kind: SetKind,
-    split: str,
-    style: Style,
-    size: int,
-    seed: int,
-    distractors: int,
-    indices: Iterable[int],
+    target: Path, drawn: DrawnSet, size: int, seed: int, distractors: int, indices: Iterable[int]
 ) -> None:
-    """Write one shard, a tar of scenes with captions or labels.
+    """Write one shard of a set, a tar of scenes with captions or labels.
 
     "shapes" and "colours" hold the same images of one object, labeled with its shape (index modulo shapes) or color.
     "counts" holds scenes labeled with their number of objects (index modulo COUNTS). "segmentation" holds the images
     of "captions" with the shape of each pixel.
     """
-    single = kind in ("shapes", "colours")
+    single = drawn.kind in SINGLE_OBJECTS
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
         for index in indices:
-            number, shape = COUNTS[index % len(COUNTS)], SHAPES[index % len(SHAPES)]
             scene = draw_scene(
                 index,
-                split=split,
+                split=drawn.split,
                 seed=seed,
                 size=size,
-                style=style,
-                objects=1 if single else number if kind == "counts" else None,
-                shape=shape if single else None,
+                style=drawn.style,
+                objects=1 if single else COUNTS[index % len(COUNTS)] if drawn.kind == "counts" else None,
+                shape=SHAPES[index % len(SHAPES)] if single else None,
                 distractors=distractors,
             )
-            members = {"jpg": jpeg(scene.image), "mask.png": _png(scene.index_mask)}
-            if kind == "captions":
-                members["json"] = json.dumps(_attributes(scene)).encode()
-            elif kind == "segmentation":
-                shapes = [0, *(SHAPES.index(thing.shape) + 1 for thing in scene.objects)]
-                del members["mask.png"]
-                members["seg.png"] = _png(np.array(shapes, np.uint8)[scene.index_mask])
-            elif kind == "shapes":
-                members["cls"] = str(SHAPES.index(shape)).encode()
-            elif kind == "colours":
-                members["cls"] = str(list(COLORS).index(scene.objects[0].color)).encode()
-            else:
-                members["cls"] = str(COUNTS.index(number)).encode()
-            if "cls" not in members:
-                members["txt"] = "\n".join(scene.captions).encode()
-            for extension in sorted(members):
-                # like webdataset's writer, but without a time, so that equal settings give equal bytes
-                member = tarfile.TarInfo(f"s{index:07d}.{extension}")
-                member.size, member.mode = len(members[extension]), 0o444
-                member.uname = member.gname = "bigdata"
-                tar.addfile(member, io.BytesIO(members[extension]))
+            for extension, content in sorted(_members(drawn.kind, scene).items()):
+                add_member(tar, f"s{index:07d}.{extension}", content)
+
+
+def _members(kind: SetKind, scene: Scene) -> dict[str, bytes]:
+    """Return the members of a sample by extension."""
+    members = {"jpg": jpeg(scene.image)}
+    mask = scene.index_mask
+    if kind == "segmentation":
+        shapes = [0, *(SHAPES.index(thing.shape) + 1 for thing in scene.objects)]
+        members["seg.png"] = encode(Image.fromarray(np.array(shapes, np.uint8)[mask]), "PNG")
+    else:
+        members["mask.png"] = encode(Image.fromarray(mask), "PNG")
+    if kind in ("captions", "segmentation"):
+        members["txt"] = "\n".join(scene.captions).encode()
+    if kind == "captions":
+        members["json"] = json.dumps(_attributes(scene)).encode()
+    elif kind == "shapes":
+        members["cls"] = str(SHAPES.index(scene.objects[0].shape)).encode()
+    elif kind == "colours":
+        members["cls"] = str(list(COLORS).index(scene.objects[0].color)).encode()
+    elif kind == "counts":
+        members["cls"] = str(COUNTS.index(len(scene.objects))).encode()
+    return members
 
 
 def _pair_items(pairs: int, size: int, seed: int) -> Iterator[tuple[str, NDArray[np.uint8], str, str]]:
