@@ -9,17 +9,13 @@ import yaml
 from in_process import diffclip_command
 from tiny_study import RECIPE, STUDY
 
-from diffclip.scenes.write import write_scenes
-
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with scenes under the names of the sets of the suite `brief`."""
     folder = tmp_path_factory.mktemp("data")
-    drawn = tmp_path_factory.mktemp("drawn") / "scenes"
-    write_scenes(drawn, size=32, train=40, val=12, test=11, seed=0)
     for name, set_ in {"flickr8k": "captions", "cifar10": "shapes", "caltech101": "colours"}.items():
-        (folder / name).symlink_to(drawn / set_)
+        (folder / name).symlink_to(scenes / set_)
     return folder
 
 

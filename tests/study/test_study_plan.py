@@ -12,18 +12,8 @@ from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.statistics import detectable_difference
-from diffclip.study.plan import (
-    GROUPS,
-    Place,
-    choose,
-    entries_of,
-    grid_runs,
-    plan,
-    settings_digest,
-    sweep_runs,
-    unavailable_sets,
-    usual_workers,
-)
+from diffclip.study.place import Place, entries_of, unavailable_sets, usual_workers
+from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.recipe import read_study
 from diffclip.study.results import StudyFolder
 from diffclip.training.plan import plan_run
@@ -84,9 +74,9 @@ def test_finished_run_is_recognized_by_settings_not_by_data_folder(study_file, t
     assert run.is_finished(lines)
     place = Place(Path("/elsewhere"), tmp_path, tmp_path, "cpu", 1, 1)
     file = tmp_path / "recipe.yaml"
-    file.write_text(place.recipe(study, run).to_yaml())
+    file.write_text(place.with_data(study, run.recipe).to_yaml())
     assert read_recipe(file).data.train == "/elsewhere/flickr8k/train"
-    for word in ("data.memory=true", "data.workers=2", "checkpoint_every=5", "attention_backend=eager"):
+    for word in ("data.memory=true", "data.workers=2", "checkpoint_every=5", "micro_batch=8"):
         assert settings_digest(read_recipe(file, [word])) == run.digest
     for word in ("lr=0.5", "data.train=/elsewhere/flickr30k/train", "data.flip=0.5", "epochs=3"):
         assert settings_digest(read_recipe(file, [word])) != run.digest
@@ -122,7 +112,7 @@ def test_memory_of_a_gpu_limits_the_number_of_workers(study_file, monkeypatch) -
     needed = plan_run(recipe)["memory"]["total"]
     gpu = SimpleNamespace(total_memory=3.5 * needed / 0.9)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
-    monkeypatch.setattr("diffclip.study.plan.cores", lambda: 16)
+    monkeypatch.setattr("diffclip.study.place.cores", lambda: 16)
     assert (usual_workers("cuda", [recipe]), usual_workers("cpu", [recipe])) == (3, 1)
 
 
@@ -241,7 +231,7 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"modles": 1}, "did you mean 'models'"),
         ({"ablations": {**ABLATIONS, "arms": {"bare": BARE}}}, "arm bare is against 'CLUP', which is not an"),
@@ -253,11 +243,14 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
         ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains a value twice"),
         ({"sweep": SWEEP | {"seeds": [1]}}, "contain a seed of models or ablations"),
+        ({"sweep": SWEEP | {"lr": [0.0]}}, "sweep.lr.0: Input should be greater than 0"),
+        (_arms(x={"change": {"model": "CLIP", "data.train": "x"}}), "a change sets data.train: all runs"),
+        (_arms(x=BARE), "arm x is against 'CLUP'"),
         ({"sweep": SWEEP | {"arms": ["CLIP"]}}, "arm DiffCLIP is not swept: add it or DiffCLIP to"),
         (_arms(x={"change": {"model": "DiffCLIB"}}), "arm x: unknown model 'DiffCLIB'"),
     ],
 )
-def test_invalid_study_is_refused_in_one_line(study_file, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told) as error:
+def test_invalid_study_is_refused_in_one_line(study_file, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
         read_study(study_file(**changes))
     assert "\n" not in str(error.value)

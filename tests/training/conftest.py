@@ -1,7 +1,5 @@
 """A tiny recipe over scenes that the tests draw themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +7,13 @@ import pytest
 import yaml
 from tiny_recipe import tiny_recipe
 
-from diffclip.scenes import write_scenes
 from diffclip.training.recipe import Recipe, parse_recipe
 
 
 @pytest.fixture(scope="session")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scenes")
-    write_scenes(folder / "s", size=32, train=40, val=12, test=12, seed=0)
-    return folder / "s" / "captions"
+def scenes(scenes: Path) -> Path:
+    """The built-in captions."""
+    return scenes / "captions"
 
 
 @pytest.fixture(scope="session")

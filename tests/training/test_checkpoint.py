@@ -1,7 +1,5 @@
 """Checkpoints on disk: finding damage, choosing the checkpoint to resume from, and leftovers of a killed writer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +15,6 @@ from diffclip.training.checkpoint import (
     save_checkpoint,
 )
 from diffclip.training.losses import make_criterion
-from diffclip.training.optimizer import parameter_groups
 
 ALONE = SimpleNamespace(global_rank=0, world_size=1, device=torch.device("cpu"))
 
@@ -25,7 +22,7 @@ ALONE = SimpleNamespace(global_rank=0, world_size=1, device=torch.device("cpu"))
 @pytest.fixture(scope="module")
 def stepped() -> tuple[torch.nn.Module, torch.optim.AdamW]:
     model = made_model()
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     make_criterion("clip", True)(**model(*made_batch())).backward()
     optimizer.step()
     return model, optimizer

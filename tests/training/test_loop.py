@@ -1,7 +1,5 @@
 """Whole runs: their files, exact repeats and resumes, how they stop, and the weights that they start from."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing
@@ -13,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -24,6 +22,8 @@ import forked
 import pytest
 import torch
 from made_sets import tar_of
+from optimizer_steps import KilledError, before_step, die
+from tiny_recipe import changed
 from zeroed_images import zero_images
 
 import diffclip
@@ -38,26 +38,15 @@ from diffclip.training.checkpoint import read_state
 from diffclip.training.launch import StopRequest
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.training.run import open_training_data
-from diffclip.training.run_folder import lock_folder, read_starts
+from diffclip.training.run_folder import lock_folder, read_lines, read_starts
 from diffclip.weights import save_weights
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
 
 # values that depend on the clock
 TIMES = ("samples_per_second", "data_wait", "time", "seconds_left")
 
 
 def without_times(file: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines(file)]
-
-
-def changed(recipe: Recipe, **keys: Any) -> Recipe:
-    fields = recipe.model_dump()
-    fields["data"] |= keys.pop("data", {})
-    return parse_recipe(fields | keys, "test")
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in read_lines(file)]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +60,7 @@ def finished(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 def test_a_finished_run_has_all_its_files_and_metrics(finished: Path, recipe: Recipe) -> None:
     for name in ("recipe.yaml", "metrics.jsonl", "validation.jsonl", "checkpoints", "tensorboard"):
         assert (finished / name).exists()
-    records = lines(finished / "metrics.jsonl")
+    records = read_lines(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, 16))
     assert [record["epoch"] for record in records] == [1] * 5 + [2] * 5 + [3] * 5
     last = records[-1]
@@ -84,7 +73,7 @@ def test_a_finished_run_has_all_its_files_and_metrics(finished: Path, recipe: Re
     assert records[0]["logit_scale"] == pytest.approx(1 / 0.07, rel=1e-5)
     assert records[-1]["lr"] == pytest.approx(recipe.lr_end)
     assert len(list((finished / "tensorboard").iterdir())) == 1
-    validations = lines(finished / "validation.jsonl")
+    validations = read_lines(finished / "validation.jsonl")
     assert [v["epoch"] for v in validations] == [1, 2, 3]
     assert (validations[0]["images"], validations[0]["captions"]) == (12, 60)
     correlation = validations[-1]["map_correlation"]
@@ -97,7 +86,7 @@ def test_training_lowers_the_loss(recipe: Recipe, scenes: Path, tmp_path: Path) 
     data = {"train": str(scenes / "val"), "scale": (0.9, 1.0), "val": None, "memory": True}
     recipe = changed(recipe, epochs=80, init="published", checkpoint_every=1000, data=data)
     runner.train(recipe, tmp_path / "run")
-    losses = [record["loss"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
+    losses = [record["loss"] for record in read_lines(tmp_path / "run" / "metrics.jsonl")]
     assert sum(losses[-10:]) / 10 < 0.8 * math.log(8)
     assert not (tmp_path / "run" / "validation.jsonl").exists()
     assert not (tmp_path / "run" / "checkpoints" / "best").exists()
@@ -105,7 +94,7 @@ def test_training_lowers_the_loss(recipe: Recipe, scenes: Path, tmp_path: Path) 
 
 def test_checkpoints_load_and_best_has_the_top_validation_score(finished: Path) -> None:
     checkpoints = finished / "checkpoints"
-    scores = [v["score"] for v in lines(finished / "validation.jsonl")]
+    scores = [v["score"] for v in read_lines(finished / "validation.jsonl")]
     best_step = 5 * (1 + scores.index(max(scores)))
     assert (checkpoints / "last").readlink() == Path("step_00000015")
     assert (checkpoints / "best").readlink() == Path(f"step_{best_step:08d}")
@@ -124,26 +113,6 @@ def test_another_model_sees_the_same_data_in_the_same_order(recipe: Recipe) -> N
         epoch = loader.epoch(1)
         orders.append([(batch.keys, batch.images.sum().item(), batch.tokens.sum().item()) for batch in epoch])
     assert orders[0] == orders[1]
-
-
-class KilledError(Exception):
-    pass
-
-
-def die() -> None:
-    raise KilledError
-
-
-def before_step(patch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -> None:
-    """Call `do` before the optimizer makes its step `number`, counted from now."""
-    step, calls = torch.optim.AdamW.step, iter(range(1, 1000))
-
-    def do_and_step(self: torch.optim.AdamW, *arguments: Any) -> Any:
-        if next(calls) == number:
-            do()
-        return step(self, *arguments)
-
-    patch.setattr(torch.optim.AdamW, "step", do_and_step)
 
 
 def test_a_resumed_run_keeps_the_precision_that_auto_resolved_to(recipe, tmp_path, monkeypatch) -> None:
@@ -171,7 +140,7 @@ def test_a_stopped_and_killed_run_resumes_to_identical_results(recipe, tmp_path)
                 runner.train(recipe, cut, resume=True)
         assert error.value.exit_code == 75
         assert signal.getsignal(number) == handler
-        assert read_state(cut / "checkpoints" / "last").step == len(lines(cut / "metrics.jsonl")) == step
+        assert read_state(cut / "checkpoints" / "last").step == len(read_lines(cut / "metrics.jsonl")) == step
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, 5, die)
         with pytest.raises(KilledError):
@@ -192,10 +161,6 @@ def copied(run: Path, tmp_path: Path) -> Path:
 
 
 def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(finished, recipe, tmp_path) -> None:
-    (tmp_path / "recipe.yaml").write_text("mine")
-    with pytest.raises(InputError, match="holds other files"):
-        runner.train(recipe, tmp_path)
-    assert (tmp_path / "recipe.yaml").read_text() == "mine"
     run = copied(finished, tmp_path)
     (run / "checkpoints" / "last").unlink()
     with pytest.raises(InputError, match="holds a run already: add --resume"):
@@ -288,7 +253,7 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     samples = {train_shards.name(3), *(val_shards.name(number) for number in (2, 5, 6))}
     assert {fault.name for fault in outcome.skipped} == {*samples, str(val / "1.tar"), str(cut)}
     assert len(outcome.skipped) == 7
-    records = lines(tmp_path / "run" / "validation.jsonl")
+    records = read_lines(tmp_path / "run" / "validation.jsonl")
     assert [(line["images"], line["captions"]) for line in records] == [(9, 45)] * 2
 
 
@@ -307,7 +272,7 @@ def test_an_error_in_validation_loses_no_step(recipe: Recipe, scenes: Path, tmp_
     assert read_state(run / "checkpoints" / "last").step == 5
     outcome = runner.train(recipe, run, resume=True)  # resumes with the validation
     assert (outcome.progress.step, outcome.progress.epoch, outcome.progress.batch) == (5, 1, 0)
-    assert [line["epoch"] for line in lines(run / "validation.jsonl")] == [1]
+    assert [line["epoch"] for line in read_lines(run / "validation.jsonl")] == [1]
     assert read_state(run / "checkpoints" / "best") == outcome.progress
 
 
@@ -325,10 +290,10 @@ def test_bf16_follows_the_fp32_curve_and_the_validation_settings(
 ) -> None:
     recipe = changed(recipe, precision="bf16", validate_every=2, data={"val_range": [2, 8]})
     runner.train(recipe, tmp_path / "run")
-    records = lines(tmp_path / "run" / "validation.jsonl")
+    records = read_lines(tmp_path / "run" / "validation.jsonl")
     assert [(line["epoch"], line["images"]) for line in records] == [(2, 6), (3, 6)]
-    exact = [record["loss"] for record in lines(finished / "metrics.jsonl")]
-    rounded = [record["loss"] for record in lines(tmp_path / "run" / "metrics.jsonl")]
+    exact = [record["loss"] for record in read_lines(finished / "metrics.jsonl")]
+    rounded = [record["loss"] for record in read_lines(tmp_path / "run" / "metrics.jsonl")]
     assert rounded == pytest.approx(exact, rel=0.05)
     assert rounded != exact
     state = diffclip.load(tmp_path / "run" / "checkpoints" / "last")[0].state_dict()
@@ -340,7 +305,7 @@ def test_logit_scale_is_capped_at_100_and_grad_norm_is_logged_unclipped(
 ) -> None:
     monkeypatch.setattr("diffclip.initialisation.LOGIT_SCALE_START", 4.7)
     runner.train(changed(recipe, epochs=1, clip_grad_norm=1e-3, data={"val": None}), tmp_path / "run")
-    records = lines(tmp_path / "run" / "metrics.jsonl")
+    records = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert records[0]["logit_scale"] > 100
     assert all(record["logit_scale"] <= 100.001 for record in records[1:])
     assert all(record["grad_norm"] > 1e-3 for record in records)
@@ -349,7 +314,7 @@ def test_logit_scale_is_capped_at_100_and_grad_norm_is_logged_unclipped(
 def test_the_sigmoid_loss_trains_and_its_bias_is_saved(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     runner.train(changed(recipe, loss="siglip", epochs=4, lr=4e-3, data={"val": None}), run)
-    records = lines(run / "metrics.jsonl")
+    records = read_lines(run / "metrics.jsonl")
     assert records[0]["logit_scale"] == pytest.approx(10, rel=1e-3)
     assert records[-1]["loss"] < records[0]["loss"]
     model, _, _ = diffclip.load(run / "checkpoints" / "last")
@@ -383,10 +348,11 @@ def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
     with pytest.raises(InputError, match=r"shards are not those that its checkpoint saw.*weights=") as error:
         runner.train(changed(recipe, epochs=2, data=data), run, resume=True)
     assert "\n" not in str(error.value)
+    assert read_recipe(run / "recipe.yaml").epochs == 1  # the refused call left it as it was
     # retrieval among more images scores lower
     val = {"val": str(scenes / "train")}
     assert runner.train(changed(recipe, epochs=2, data=val), run, resume=True).progress.step == 10
-    before, now = lines(run / "validation.jsonl")
+    before, now = read_lines(run / "validation.jsonl")
     assert before["score"] > now["score"]
     assert read_state(run / "checkpoints" / "best").step == 10
 
@@ -394,7 +360,7 @@ def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
 def test_more_epochs_extend_a_run_and_fewer_are_refused(finished, recipe, tmp_path, capsys) -> None:
     run = copied(finished, tmp_path)
     assert runner.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
-    assert [record["step"] for record in lines(run / "metrics.jsonl")] == list(range(1, 21))
+    assert [record["step"] for record in read_lines(run / "metrics.jsonl")] == list(range(1, 21))
     with pytest.raises(InputError, match="was started with epochs=4, not 3"):
         runner.train(recipe, run, resume=True)
     assert runner.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
@@ -408,12 +374,12 @@ def test_more_epochs_extend_a_run_and_fewer_are_refused(finished, recipe, tmp_pa
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(InputError, match="has lost its checkpoints"):
         runner.train(changed(recipe, epochs=5), run, resume=True)
-    assert len(lines(run / "metrics.jsonl")) == 20
+    assert len(read_lines(run / "metrics.jsonl")) == 20
 
 
-def hold(run: Path, told: Connection) -> None:
+def hold(run: Path, sender: Connection) -> None:
     lock = lock_folder(run)
-    told.send("held")
+    sender.send("held")
     time.sleep(600)
     lock.close()
 
@@ -461,7 +427,7 @@ def test_a_compiled_run_has_the_loss_curve_of_an_uncompiled_run(recipe: Recipe, 
     plain = changed(recipe, precision="fp32", data={"val": None})
     runner.train(plain, tmp_path / "plain")
     runner.train(changed(plain, compile=True, micro_batch=4), tmp_path / "compiled")
-    records = [lines(tmp_path / run / "metrics.jsonl") for run in ("plain", "compiled")]
+    records = [read_lines(tmp_path / run / "metrics.jsonl") for run in ("plain", "compiled")]
     assert len(records[1]) == 15
     for a, b in zip(*records, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
@@ -480,23 +446,6 @@ def test_a_stop_signal_before_the_first_step_is_reported(recipe, tmp_path, monke
                 runner.train(recipe, run, resume=True)
         assert error.value.exit_code == 75
     assert runner.train(recipe, run, resume=True).progress.step == 5
-
-
-def test_training_reads_data_from_a_read_only_folder(recipe, tmp_path, cache_home) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    shutil.copy(Path(str(recipe.data.train), "0.tar"), data)
-    with pytest.raises(InputError, match="fewer than the batch size"):
-        runner.train(changed(recipe, batch_size=1000, data={"train": str(data)}), tmp_path / "failed")
-    assert sorted(tmp_path.iterdir()) == [data]  # a failed start leaves nothing behind
-    assert [path.name for path in data.iterdir()] == ["0.tar"]
-    if os.geteuid() == 0:  # root can write in any mode
-        (data / "diffclip-index").touch()
-    data.chmod(0o555)
-    run = changed(recipe, epochs=1, data={"train": str(data)})
-    assert runner.train(run, tmp_path / "run").progress.step == 5
-    assert {path.name for path in data.iterdir()} <= {"0.tar", "diffclip-index"}
-    assert list((cache_home / "diffclip" / "indexes").rglob("*.npy"))
 
 
 def test_a_signal_during_the_imports_stops_the_run(recipe_file: Path, tmp_path: Path) -> None:
@@ -537,14 +486,14 @@ def test_finetuning_learns_the_second_map_and_resumes_without_the_weights(fields
         assert resolved == recipe
         assert runner.train(changed(resolved, epochs=2), run, resume=True).progress.step == 10
     run = tmp_path / "added"
-    first, plain_first = (lines(tmp_path / name / "metrics.jsonl")[0] for name in ("added", "plain"))
+    first, plain_first = (read_lines(tmp_path / name / "metrics.jsonl")[0] for name in ("added", "plain"))
     assert first["loss"] == pytest.approx(plain_first["loss"], abs=1e-5)
     before, after = models["added"].state_dict(), diffclip.load(run)[0].state_dict()
     second_map = [name for name in before if "q2_proj.weight" in name or "k2_proj.weight" in name]
     assert len(second_map) == 8
     assert not any(torch.equal(before[name], after[name]) for name in second_map)
-    assert all(0 not in values for values in lines(run / "metrics.jsonl")[-1]["lambda"].values())
-    correlation = lines(run / "validation.jsonl")[-1]["map_correlation"]
+    assert all(0 not in values for values in read_lines(run / "metrics.jsonl")[-1]["lambda"].values())
+    correlation = read_lines(run / "validation.jsonl")[-1]["map_correlation"]
     assert all(len(layers) == 2 for layers in correlation.values())
 
 

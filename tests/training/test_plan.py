@@ -1,7 +1,5 @@
 """The plan of a run, compared with real models, formulas and the paper; and its advice."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -27,7 +25,6 @@ TINY: dict[str, Any] = {
     "vision": {"image_size": 64, "patch_size": 8, "width": 64, "layers": 3, "heads": 4},
     "text": {"context_length": 24, "vocab_size": 49408, "width": 64, "layers": 2, "heads": 4},
 }
-DEEP = TINY | {"vision": TINY["vision"] | {"layers": 6, "image_size": 96}}
 
 
 def tiny(**changes: Any) -> Recipe:
@@ -108,18 +105,11 @@ def test_steps_and_hours_match_the_paper() -> None:
     assert json.loads(json.dumps(plan)) == plan
 
 
-def test_micro_batches_fit_large_batches_and_advice_names_the_largest() -> None:
+def test_micro_batches_fit_large_batches_and_advice_has_other_ways() -> None:
     plan = plan_run(paper(micro_batch=512))  # 4096 on one GPU of 80 GB
     assert plan["fits"]
     assert plan["memory"]["total"] < 60 * GIB
     assert plan["flops"]["features first, for batches in parts"] > 0
-    large = {"batch_size": 2**14, "architecture": DEEP}
-    plan = plan_run(tiny(**large), gpu="l4")
-    assert not plan["fits"]
-    reason, _, largest = plan["advice"].removesuffix(" does").partition("micro_batch=")
-    assert reason == "does not fit into 22 GiB: "
-    assert plan_run(tiny(**large, micro_batch=int(largest)), gpu="l4")["fits"]
-    assert not plan_run(tiny(**large, micro_batch=2 * int(largest)), gpu="l4")["fits"]
     wide = TINY | {"vision": TINY["vision"] | {"width": 16384, "layers": 1, "heads": 128}}
     wide_plan = plan_run(tiny(architecture=wide, batch_size=2), world=2, gpu="l4")
     assert "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size" in wide_plan["advice"]

@@ -1,7 +1,5 @@
 """Whole runs of two processes: the samples and numbers of one process, and checkpoints for any number of processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_distributed import free_port
-from test_loop import KilledError, before_step, changed, die, lines
+from optimizer_steps import KilledError, before_step, die
+from tiny_recipe import changed
+from torch.distributed.elastic.utils.distributed import get_free_port
 from zeroed_images import zero_images
 
 from diffclip.data.shards import Shards
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe
+from diffclip.training.run_folder import read_lines
 
 
 def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[str]:
@@ -45,17 +45,17 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return lines(run / "metrics.jsonl")
+    return read_lines(run / "metrics.jsonl")
 
 
 def assert_same_curve(a: Path, b: Path) -> None:
     """Compare with a tolerance, since sums in another order drift apart slowly; `b` may be longer."""
     assert len(metrics(a)) <= len(metrics(b))
-    for one, other in zip(metrics(a), metrics(b), strict=False):
+    for first, second in zip(metrics(a), metrics(b), strict=False):
         for name in ("step", "epoch", "samples", "lr"):
-            assert one[name] == other[name]
+            assert first[name] == second[name]
         for name in ("loss", "grad_norm", "logit_scale"):
-            assert other[name] == pytest.approx(one[name], rel=2e-4), (one["step"], name)
+            assert second[name] == pytest.approx(first[name], rel=2e-4), (first["step"], name)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,9 @@ def test_two_processes_train_like_one_and_a_killed_rank_ends_the_run(alone, reci
     assert "Traceback" not in stderr
     assert "Warning" not in stderr
     assert_same_curve(alone, run)
-    for solo, pair in zip(*(lines(folder / "validation.jsonl")[:2] for folder in (alone, run)), strict=True):
+    for solo, pair in zip(
+        *(read_lines(folder / "validation.jsonl")[:2] for folder in (alone, run)), strict=True
+    ):
         correlations = [line.pop("map_correlation") for line in (solo, pair)]
         assert pair == pytest.approx(solo, abs=0.1)  # one or two images of twelve may differ
         assert pair["captions"] == 60
@@ -161,7 +163,7 @@ def started_as(launcher: str, rank: int, port: int) -> tuple[list[str], dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "nodes"])
 def test_torchrun_or_manual_nodes_can_start_the_processes(launcher, alone, recipe, tmp_path) -> None:
-    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
+    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", get_free_port()
     file.write_text(changed(recipe, epochs=1, warmup_epochs=0, lr_end=0, data={"val": None}).to_yaml())
     # torchrun would read --run as an option of its own
     arguments = ["diffclip.cli", "train", str(file), "-r", str(run), "--accelerator", "cpu"]
@@ -181,7 +183,7 @@ def test_torchrun_or_manual_nodes_can_start_the_processes(launcher, alone, recip
 
 @pytest.mark.slow
 def test_a_rank_reports_its_killed_peer_in_one_line_without_a_launcher(alone, recipe, tmp_path) -> None:
-    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
+    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", get_free_port()
     file.write_text(changed(recipe, epochs=60).to_yaml())
     arguments = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
     command = [sys.executable, "-m", "diffclip.cli", *arguments]
@@ -201,7 +203,7 @@ def test_a_rank_reports_its_killed_peer_in_one_line_without_a_launcher(alone, re
 
 @pytest.mark.slow
 def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path: Path) -> None:
-    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", free_port()
+    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", get_free_port()
     file.write_text(changed(recipe, batch_size=9).to_yaml())
     arguments = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
     command = [sys.executable, "-m", "diffclip.cli", *arguments]

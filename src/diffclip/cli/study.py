@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from typer.exceptions import TyperException
 
 from diffclip.cli.console import Changes
 
-_INTERRUPTED = 130
 # a copy of GROUPS in study.plan: a wrong group is reported before that module is imported
 _GROUPS = ("sweep", "models", "ablations")
 
@@ -81,7 +79,8 @@ def study(
 
     from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
-    from diffclip.study.plan import GROUPS, Place, check_place, entries_of, unavailable_sets, usual_workers
+    from diffclip.study.place import Place, check_place, entries_of, unavailable_sets, usual_workers
+    from diffclip.study.plan import GROUPS
     from diffclip.study.recipe import read_study
     from diffclip.study.results import RUNS_FILE
     from diffclip.training.distributed import SLOW_BF16, is_slow
@@ -125,14 +124,14 @@ def study(
         first, ended = next(iter(tally.failures.items()))
         suffix = f"; {len(tally.failures) - 1} more failed, see above" if len(tally.failures) > 1 else ""
         raise kind(f"{first} failed: {ended.line}{suffix} ({progress})")
-    if tally.stopped == signal.SIGINT:
-        error = TyperException(f"interrupted: {progress}")
-        error.exit_code = _INTERRUPTED
+    if tally.signal == signal.SIGINT:
+        error = StoppedError(f"interrupted: {progress}")
+        error.exit_code = 130  # of Ctrl-C
         raise error
-    if isinstance(tally.stopped, int):
+    if tally.signal:
         raise StoppedError(f"asked to stop: {progress}")
     print(f"{place.output}: {progress}")
-    if tally.stopped is None:
+    if not tally.out_of_time:
         print(shlex.join(["diffclip", "report", str(place.output)]))
 
 

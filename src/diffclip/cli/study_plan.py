@@ -12,7 +12,8 @@ from diffclip.cli.console import print_table
 from diffclip.evaluation.records import RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
 from diffclip.report.names import measure_label
-from diffclip.study.plan import Place, Planned, grid_runs, plan, seconds_of_runs
+from diffclip.study.place import Place
+from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs
 from diffclip.study.recipe import Group, Study
 from diffclip.study.results import StudyFolder
 from diffclip.training.logging import duration

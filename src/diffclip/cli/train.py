@@ -82,7 +82,7 @@ def train(
     for option, is_given in (("--json", as_json), ("--gpu", gpu is not None)):
         if is_given and not dry_run:
             raise InputError(f"{option} belongs to --dry-run: add it, or leave it out")
-    from diffclip.training.launch import Hardware, launch
+    from diffclip.training.launch import Hardware, launch, launched_sizes
 
     hardware = Hardware("auto" if devices == "auto" else int(devices), nodes, strategy, accelerator)
     if dry_run:
@@ -90,8 +90,9 @@ def train(
 
         show_dry_run(resolved, run, resume, hardware, gpu or "a100-80gb", as_json)
         return
+    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     hardware = hardware.resolved()
-    if hardware.must_launch:
+    if hardware.world > 1 and launched_sizes() is None:  # nothing has started the processes yet
         launch(hardware)
         return
     from diffclip.training.run import train as run_training
@@ -99,7 +100,6 @@ def train(
     outcome = run_training(resolved, run, resume, hardware)
     if outcome.rank:
         return
-    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     from diffclip.report.page import write_report
 
     page = write_report([run], run / "report.html", command=shlex.join(["diffclip", "report", str(run)]))

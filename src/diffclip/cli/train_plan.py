@@ -16,7 +16,7 @@ from diffclip.files import printable
 from diffclip.training.logging import duration
 from diffclip.training.plan import GIB, GPUS, UTILIZATION, RunPlan, plan_run
 from diffclip.training.run import build_model, load_initial_weights, open_training_data, open_validation_data
-from diffclip.training.run_folder import check_folder
+from diffclip.training.run_folder import check_folder, is_started
 
 if TYPE_CHECKING:
     from diffclip.training.launch import Hardware
@@ -45,7 +45,7 @@ def show_dry_run(
     with _noting(problems):
         _look_at_validation_data(recipe, findings)
     with _noting(problems):
-        if recipe.weights:
+        if recipe.weights and not is_started(run):  # a run that goes on does not read them
             load_initial_weights(build_model(recipe), recipe.weights)
     with _noting(problems):
         check_folder(recipe, run, resume)

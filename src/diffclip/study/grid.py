@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,15 +33,13 @@ from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.files import cores, explain_disk_errors, lock_file
-from diffclip.model_source import load_for_use
+from diffclip.model_source import load_with_origin
 from diffclip.scenes.write import draw_built_in, write_scenes
+from diffclip.study.place import SCENES, Place, entries_of
 from diffclip.study.plan import (
     GROUPS,
-    SCENES,
-    Place,
     Planned,
     choose,
-    entries_of,
     grid_runs,
     plan,
     seconds_of_runs,
@@ -55,6 +53,7 @@ from diffclip.training.launch import Hardware, StopRequest, die_with_parent
 from diffclip.training.logging import duration
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.run import train
+from diffclip.training.run_folder import is_started
 
 PRELOADED = (
     *("lightning", "open_clip", "torch.utils.tensorboard"),
@@ -150,7 +149,7 @@ def train_and_evaluate(
         return {"diverged": error.step, "suite_seconds": None}
     if not entries:
         return {"diverged": None, "suite_seconds": None}
-    loaded, seconds = load_for_use(str(run)), 0.0
+    loaded, seconds = load_with_origin(str(run)), 0.0
     loaded.model.to(device)
     results = ResultsFile(run / RESULTS_FILE)
     for measured in run_entries(loaded, entries, results, Sets(sets), range(_DRAWS), batch_size=_BATCH):
@@ -164,13 +163,19 @@ def train_and_evaluate(
 
 @dataclass
 class Tally:
-    """The progress of a study: the numbers of wanted and finished runs, the failures of this call by run, and what
-    stopped the study before its end ("time", or the signal's number)."""
+    """The progress of a study: the numbers of wanted and finished runs, the failures of this call by run, and whether
+    the study was stopped before its end, by a signal (its number) or the end of its time."""
 
-    total: int
+    total: int = 0
     done: int = 0
     failures: dict[str, Ended] = field(default_factory=dict)
-    stopped: str | int | None = None
+    signal: int = 0
+    out_of_time: bool = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if the study was stopped before its end."""
+        return bool(self.signal) or self.out_of_time
 
 
 def run_study(
@@ -190,12 +195,16 @@ def run_study(
         InputError: folders cannot be used, the sweep is neither finished nor in `groups`, or an arm always diverged.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
-    with explain_disk_errors(place.runs):
-        place.runs.mkdir(parents=True, exist_ok=True)
-    lock = lock_file(place.runs / ".lock")
-    if isinstance(lock, str):
-        raise InputError(f"{lock} is running a study in {place.runs}: wait for it, or choose other --runs")
-    with lock:
+    with ExitStack() as locks:
+        for path, option in ((place.output, "--output"), (place.runs, "--runs")):
+            with explain_disk_errors(path):
+                path.mkdir(parents=True, exist_ok=True)
+            lock = lock_file(path / ".lock")
+            if isinstance(lock, str):
+                raise InputError(
+                    f"{lock} is running a study in {path}: wait for it, or choose another {option}"
+                )
+            locks.enter_context(lock)
         folder = StudyFolder(place.output)
         folder.claim(study)
         if "sweep" not in groups:
@@ -205,12 +214,16 @@ def run_study(
             timed = read_timing(place.output).keys() >= study.arms.keys()
             if not timed and deadline - time.monotonic() > timing_seconds:
                 say("timing a training step of every arm, in turns")
-                with suppress(StoppedError):  # the grid checks `stop.asked`
+                try:
                     time_arms(study, place.output, place.device, place.threads, timing_seconds)
+                except StoppedError:
+                    pass  # the grid checks `stop.asked`
+                except DiffCLIPError as error:
+                    say(f"step times not measured: {error}")
             elif not timed:
                 say("step times not measured, as the time is too short: raise --minutes")
             stop.saves = True
-            return _Grid(study, place, folder, say, deadline, stop).do(groups)
+            return _Grid(study, place, folder, say, deadline, stop).run_groups(groups)
 
 
 @dataclass
@@ -225,22 +238,28 @@ class _Grid:
     stop: StopRequest
     workers: list[Worker] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
+    wanted: list[Planned] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
 
-    def do(self, groups: Collection[Group]) -> Tally:
+    def run_groups(self, groups: Collection[Group]) -> Tally:
         """Do the sweep if it is wanted, then the runs with the settings that it chose."""
         study, lines = self.study, self.folder.runs
         self.wanted = plan(study, lines, groups)[0]
-        self.tally = Tally(len(self.wanted))
+        self.tally.total = len(self.wanted)
         if not self.stop.asked and not all(run.is_finished(lines) for run in self.wanted):
-            self._draw(groups)
+            try:
+                self._draw(groups)
+            except DiffCLIPError:
+                if not self.stop.asked:  # a signal to the whole job ends the processes that draw
+                    raise
         sweep = sweep_runs(study) if "sweep" in groups else []
-        self._do_all(sweep)
-        if set(groups) == {"sweep"} or self.tally.failures or self.tally.stopped is not None:
+        self._run_side_by_side(sweep)
+        if set(groups) == {"sweep"} or self.tally.failures or self.tally.is_stopped:
             return self.tally
         rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
         self.wanted = [*sweep, *rest]
         self.tally.total = len(self.wanted)
-        self._do_all(rest)
+        self._run_side_by_side(rest)
         return self.tally
 
     def _draw(self, groups: Collection[Group]) -> None:
@@ -252,13 +271,13 @@ class _Grid:
         if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
             draw_built_in(cores())
 
-    def _do_all(self, runs: Sequence[Planned]) -> None:
+    def _run_side_by_side(self, runs: Sequence[Planned]) -> None:
         """Do `runs`, `place.workers` at a time, until the study is asked to stop."""
         remaining = [run for run in runs if not run.is_finished(self.folder.runs)]
         self.tally.done += len(runs) - len(remaining)
         kill_time = math.inf
         with ThreadPoolExecutor(self.place.workers) as pool:
-            futures = [pool.submit(self._do_run, planned) for planned in remaining]
+            futures = [pool.submit(self._run_until_finished, planned) for planned in remaining]
             try:
                 while wait(futures, _POLL).not_done and time.monotonic() < kill_time:
                     if self._is_stopped() and kill_time == math.inf:
@@ -277,11 +296,12 @@ class _Grid:
 
     def _is_stopped(self) -> bool:
         """Tell whether the study must stop, and note the reason in the tally: a signal, or the end of its time."""
-        if self.tally.stopped is None and (self.stop.asked or time.monotonic() >= self.deadline):
-            self.tally.stopped = self.stop.asked or "time"
-        return self.tally.stopped is not None
+        if not self.tally.is_stopped:
+            self.tally.signal = self.stop.asked
+            self.tally.out_of_time = time.monotonic() >= self.deadline
+        return self.tally.is_stopped
 
-    def _do_run(self, planned: Planned) -> None:
+    def _run_until_finished(self, planned: Planned) -> None:
         """Do a run in a process; if the process fails, try once more, unless the input is at fault."""
         started = time.monotonic()
         for attempt in (1, 2):
@@ -303,15 +323,18 @@ class _Grid:
                 return
 
     def _start(self, planned: Planned) -> Worker:
-        """Start a run or resume it; a run with other settings in its folder is removed first."""
+        """Start a run or resume it. A folder of a run with other settings, or without checkpoints, is removed first."""
         place, study, run = self.place, self.study, self.place.runs / planned.name
-        status = "goes on" if run.exists() else "started"
+        status = "started"
         if run.exists() and _has_other_settings(run, planned):
+            status = "started again, as the run in its folder had other settings"
+        elif is_started(run):
+            status = "goes on"
+        if run.exists() and status != "goes on":
             with explain_disk_errors(run):
                 shutil.rmtree(run)
-            status = "started again, as the run in its folder had other settings"
         self.say(f"{planned.name}: {status} ({self.tally.done} of {self.tally.total} runs done)")
-        recipe, entries = place.recipe(study, planned), place.entries(study, planned)
+        recipe, entries = place.with_data(study, planned.recipe), place.entries(study, planned)
         work = (train_and_evaluate, recipe, run, entries, place.sets(study), place.device, place.threads)
         return Worker(run.with_name(f"{run.name}.log"), place.threads, *work)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.suite import SUITES
@@ -46,9 +46,9 @@ def _check_unique(values: list[Any]) -> list[Any]:
 class Sweep(Keys):
     """Every combination of learning rate, weight decay and seed for each arm in `arms`; the best mean score wins."""
 
-    lr: list[float] = Field(min_length=1)
-    weight_decay: list[float] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
+    lr: list[PositiveFloat] = Field(min_length=1)
+    weight_decay: list[NonNegativeFloat] = Field(min_length=1)
+    seeds: list[NonNegativeInt] = Field(min_length=1)
     arms: list[str] = Field(default=[BASELINE, TREATED], min_length=1)
 
     @field_validator("*")
@@ -61,7 +61,7 @@ class Grid(Keys):
     """Every arm with every seed, each evaluated with a suite of `diffclip evaluate`."""
 
     arms: dict[str, Arm]
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[NonNegativeInt] = Field(min_length=1)
     suite: str
 
     @model_validator(mode="after")
@@ -124,10 +124,17 @@ class Study(Keys):
                 raise ValueError(
                     f"{', '.join(sorted(shared))} is an arm of models and of ablations: leave one out"
                 )
-        else:  # `ablations=null` removes the ablations that a model may be against
+        elif (
+            "ablations" in self.model_fields_set
+        ):  # `ablations=null` removes the ablations that a model may be against
             for arm in self.models.arms.values():
                 if arm.against not in self.models.arms:
                     arm.factor = arm.against = None
+        for change in (self.change, *(arm.change for arm in self.arms.values())):
+            if given := change.keys() & {"data", "data.train", "data.val"}:
+                raise ValueError(
+                    f"a change sets {', '.join(sorted(given))}: all runs of a study have the data that `data` names"
+                )
         references = {f"arm {name} is against": arm.against for name, arm in self.arms.items() if arm.against}
         references |= {"primary.arm is": self.primary.arm, "primary.against is": self.primary.against}
         for number, name in enumerate(name for pair in self.contrasts for name in pair):

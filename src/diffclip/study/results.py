@@ -29,7 +29,8 @@ from diffclip.training.run_folder import (
 )
 
 if TYPE_CHECKING:
-    from diffclip.study.plan import Place, Planned
+    from diffclip.study.place import Place
+    from diffclip.study.plan import Planned
     from diffclip.study.recipe import Study
     from diffclip.training.recipe import Recipe
 

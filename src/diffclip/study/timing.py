@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from diffclip.benchmarking.timing import make_sampler, take_turns
+from diffclip.benchmarking.timing import take_turns
 from diffclip.errors import DiffCLIPError
 from diffclip.files import write_text
-from diffclip.model import CLIP
 from diffclip.study.recipe import Study
 from diffclip.study.results import TIMING_FILE
 from diffclip.training.about import cpu_name
+from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.distributed import native_precision
 from diffclip.training.losses import make_criterion
 from diffclip.training.recipe import Recipe
+from diffclip.training.run import build_model, compile_blocks
 
 _STEPS = 3  # per turn, after one step to warm up
 _ROUNDS = 15  # at most
@@ -30,10 +33,10 @@ _LR = 1e-6  # so small that a made-up batch cannot make the weights infinite
 def time_arms(study: Study, output: Path, device: str, threads: int, seconds: float) -> dict[str, Any]:
     """Measure a training step of every arm and write timing.json into the folder `output`.
 
-    A step is forward, loss, backward and AdamW on a random batch on the device, in the recipe's precision. In each
-    round every arm takes a turn of three steps after one step to warm up; on a GPU, short steps are repeated. The ratio
-    to the baseline is taken within a round, so that a slow moment of the machine affects both. Arms with the same
-    computation are measured too: their ratio shows the noise.
+    A step is forward, loss, backward and AdamW on a random batch on the device, in the recipe's precision and
+    micro-batches. In each round every arm takes a turn of three steps after one step to warm up. The ratio to the
+    baseline is taken within a round, so that a slow moment of the machine affects both. Arms with the same computation
+    are measured too: their ratio shows the noise.
 
     Args:
         threads: the threads of torch during the measurement, on a CPU.
@@ -59,7 +62,7 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
         )
     baseline = study.primary.against
     timing = {
-        "device": torch.cuda.get_device_name(processor) if processor.type == "cuda" else cpu_name() or "CPU",
+        "device": torch.cuda.get_device_name(processor) if processor.type == "cuda" else cpu_name(),
         "threads": threads,
         "torch": str(torch.__version__),
         "rounds": len(milliseconds[baseline]),
@@ -86,25 +89,38 @@ def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:
     """Make an arm's model and optimizer; return a function that takes a turn and returns the milliseconds of a step."""
     config = recipe.config()
     half = native_precision(recipe.precision, device.type) == "bf16"
-    model = CLIP(config, recipe.init, recipe.attention_backend, recipe.seed).to(device).train()
+    model = build_model(recipe).to(device).train()
+    if recipe.compile:
+        compile_blocks(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, fused=True)
     criterion = make_criterion(recipe.loss, recipe.gather_with_grad)
     count, size, text = recipe.batch_size, config.vision.image_size, config.text
     images = torch.randn(count, 3, size, size, device=device)
     tokens = torch.randint(1, text.vocab_size, (count, text.context_length), device=device)
 
-    def step() -> None:
+    def forward(images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            loss = criterion(**model(images, tokens))
-        torch.autograd.backward(loss)
+            out: dict[str, Tensor] = model(images, tokens)
+        return out
+
+    def step() -> None:
+        backward_in_parts(
+            forward, criterion, images, tokens, torch.Tensor.backward, recipe.micro_batch, nullcontext
+        )
         optimizer.step()
         optimizer.zero_grad()
 
-    # made in the first turn, so that an error in a step fails this arm alone
-    sampler = functools.cache(lambda: make_sampler([step] * _STEPS, device, record=False))
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     def turn() -> float:
         step()
-        return sampler()()
+        synchronize()
+        started = time.perf_counter()
+        for _ in range(_STEPS):
+            step()
+        synchronize()
+        return 1000 * (time.perf_counter() - started) / _STEPS
 
     return turn

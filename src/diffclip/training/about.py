@@ -19,15 +19,14 @@ from typing import Any
 import torch
 
 import diffclip
-from diffclip.data.remote import hide_secrets
+from diffclip.errors import hide_secrets
 from diffclip.files import cores
-from diffclip.training.recipe import Recipe
 
 _PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton")
 
 
 def describe_start(
-    recipe: Recipe, data: Mapping[str, Any], processes: Mapping[str, Any], step: int, steps: int
+    data: Mapping[str, Any], processes: Mapping[str, Any], step: int, steps: int
 ) -> dict[str, Any]:
     """Collect the facts for `about.json` about a start after `step` of `steps`; credentials are hidden."""
     gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
@@ -39,9 +38,7 @@ def describe_start(
         "time": time.time(),
         "step": step,
         "steps": steps,
-        "epochs": recipe.epochs,
-        "batch_size": recipe.batch_size,
-        "command": _command(),
+        "command": shlex.join(["diffclip", *sys.argv[1:]]),
         "folder": os.getcwd(),
         "versions": {
             "diffclip": diffclip.__version__,
@@ -79,14 +76,6 @@ def cpu_name() -> str:
         if match := re.search(r"model name\s*: (.+)", text):
             return match[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _command() -> str:
-    """The command line that this process was started with."""
-    program, *words = sys.argv
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    name = f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(program).name
-    return f"{name} {shlex.join(words)}".strip()
 
 
 def _git_state() -> dict[str, str] | None:

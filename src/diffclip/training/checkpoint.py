@@ -142,13 +142,12 @@ def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
 
 def restore_checkpoint(
     fabric: Any, folder: Path, model: CLIP, optimizer: torch.optim.Optimizer, seed: int
-) -> RunProgress:
-    """Restore optimizer and random generators from `folder`, a whole checkpoint; return the place in the run.
+) -> None:
+    """Restore optimizer and random generators from `folder`, a whole checkpoint.
 
     Weights are loaded earlier, before the model is sharded (`diffclip.load_weights`). If the number of processes has
     changed, each process seeds its generator from the run's `seed`, the step and its rank.
     """
-    progress = read_state(folder)
     rank, world = fabric.global_rank, fabric.world_size
     states = load_file(folder / GENERATORS_FILE)
     if f"{world - 1}.cpu" in states and f"{world}.cpu" not in states:
@@ -156,11 +155,8 @@ def restore_checkpoint(
         if fabric.device.type == "cuda" and f"{rank}.cuda" in states:
             torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
     else:
-        torch.manual_seed(hash((seed, progress.step, rank)) % 2**63)
-    if not (folder.parent / "best").exists():  # damaged and removed, or a kill came before its rename
-        progress.best_score = None
+        torch.manual_seed(hash((seed, read_state(folder).step, rank)) % 2**63)
     load_optimizer(folder, model, optimizer)
-    return progress
 
 
 def read_state(folder: Path) -> RunProgress:

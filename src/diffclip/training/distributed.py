@@ -197,6 +197,12 @@ def _raise_first(fabric: Any, local_failure: Failure | None) -> None:
             raise failure
 
 
+def raised_by_all(fabric: Any, error: DiffCLIPError) -> DiffCLIPError:
+    """Mark `error`, which every process is about to raise, so that one process prints it."""
+    error.shared = fabric.world_size > 1
+    return error
+
+
 def run_on_first(fabric: Any, work: Callable[[], Value]) -> Value:
     """Call `work` in the first process alone; all processes return its result or raise its error."""
     result = run_on_all(fabric, lambda: work() if fabric.global_rank == 0 else None)

@@ -81,11 +81,6 @@ class Hardware:
         """The number of processes in all; `devices` must be resolved."""
         return int(self.devices) * self.nodes
 
-    @property
-    def must_launch(self) -> bool:
-        """True if the run needs several processes and nothing has started them yet."""
-        return self.world > 1 and launched_sizes() is None
-
 
 def launched_sizes() -> tuple[int, int] | None:
     """Return (processes per node, nodes) if `torchrun`, `srun` or `launch` started this process, else None."""
@@ -123,6 +118,9 @@ def launch(hardware: Hardware) -> None:
         try:
             result = context.wait(period=0.2)
         except SignalException as stop:
+            for number in _STOP_SIGNALS:  # a second signal must not cut the saving short, but Ctrl-C may
+                signal.signal(number, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             context.close(stop.sigval, timeout=_SAVE_SECONDS)
             result = context.wait(0)
     if result is None or not result.failures:

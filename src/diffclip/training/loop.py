@@ -23,7 +23,7 @@ from diffclip.data.transforms import normalize
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, NotFiniteError, StoppedError
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.checkpoint import RunProgress, save_checkpoint
-from diffclip.training.distributed import agreed_batches, clip_gradients, gather, means
+from diffclip.training.distributed import agreed_batches, clip_gradients, gather, means, raised_by_all
 from diffclip.training.launch import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, learning_rate
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Trainer:
     """A run in progress: the parts that its steps share, and the steps.
 
-    `wrapped` and `wrapped_optimizer` are Fabric's wrappers of `model` and `optimizer`. `validate` scores the model; all
+    `wrapped` and `wrapped_optimizer` are Fabric's wrappers of `model` and `optimizer`. `scorer` scores the model; all
     processes call it together. Only the first process has a `logger`. The keys of `skipped` are the samples that this
     process skipped.
     """
@@ -50,7 +50,7 @@ class Trainer:
     fabric: Any
     stop: StopRequest
     loader: CaptionLoader
-    validate: Callable[[], Validation] | None
+    scorer: Callable[[], Validation] | None
     model: CLIP
     wrapped: Any
     optimizer: torch.optim.AdamW
@@ -132,16 +132,17 @@ class Trainer:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
             scope, first = "of one process " if world > 1 else "", self.all_skipped()[0]
-            raise InputError(
+            line = (
                 f"every sample {scope}in {self.loader.corpus} is broken (first: {first}): replace the shards"
             )
+            raise raised_by_all(fabric, InputError(line))
 
     def finish_epoch(self) -> None:
         """Validate the model and save a checkpoint, if the recipe says so."""
         recipe, progress = self.recipe, self.progress
         epoch = progress.epoch + 1
         is_last = epoch == recipe.epochs
-        is_best = (is_last or epoch % recipe.validate_every == 0) and self._validate()
+        is_best = (is_last or epoch % recipe.validate_every == 0) and self._score()
         # only now, so that a resumed run repeats a validation that failed
         progress.epoch, progress.batch = epoch, 0
         if is_best or is_last or recipe.checkpoint_every is None or self._is_due():
@@ -163,13 +164,13 @@ class Trainer:
         every = self.recipe.checkpoint_every
         return every is not None and self.progress.step % every == 0
 
-    def _validate(self) -> bool:
+    def _score(self) -> bool:
         """Measure and log the model; return whether it is the best so far."""
-        if self.validate is None:
+        if self.scorer is None:
             return False
         progress = self.progress
         try:
-            result = self.validate()
+            result = self.scorer()
         except NotFiniteError:
             self._give_up(progress.step, "embeddings of the validation split are not finite")
         except DiffCLIPError:
@@ -186,15 +187,12 @@ class Trainer:
 
     def _save_and_stop(self) -> NoReturn:
         step, folder = self.progress.step, self.save()
-        stopped = StoppedError(
-            f"{self.run}: asked to stop at step {step}, saved in {folder}: go on with --resume"
-        )
-        stopped.shared = self.fabric.world_size > 1
-        raise stopped
+        line = f"{self.run}: asked to stop at step {step}, saved in {folder}: go on with --resume"
+        raise raised_by_all(self.fabric, StoppedError(line))
 
     def _give_up(self, step: int, reason: str) -> NoReturn:
         way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
-        raise DivergedError(f"step {step}: {reason}: {way_out}", step)
+        raise raised_by_all(self.fabric, DivergedError(f"step {step}: {reason}: {way_out}", step))
 
 
 def _numbers(lambdas: dict[str, Tensor]) -> dict[str, list[float]]:

@@ -33,21 +33,17 @@ def small_parameters(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Make three groups: parameters with weight decay; norms and biases; λ and the logit scale.
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """Make the AdamW of the recipe; the training loop sets the learning rate before each step.
 
-    The last two have no decay. A fused optimizer needs them apart: a group must be all sharded or all whole tensors.
+    It has three groups: parameters with weight decay; norms and biases; λ and the logit scale. The last two have no
+    decay. A fused optimizer needs them apart: a group must be all sharded or all whole tensors.
     """
     small = small_parameters(model)
     shardable = [p for p in model.parameters() if not any(p is other for other in small)]
     kinds = ([p for p in shardable if p.ndim >= 2], [p for p in shardable if p.ndim < 2], small)
-    decays = (weight_decay, 0.0, 0.0)
-    return [{"params": kind, "weight_decay": decay} for kind, decay in zip(kinds, decays, strict=True)]
-
-
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """Make the AdamW of the recipe; the training loop sets the learning rate before each step."""
-    groups = parameter_groups(model, recipe.weight_decay)
+    decays = (recipe.weight_decay, 0.0, 0.0)
+    groups = [{"params": kind, "weight_decay": decay} for kind, decay in zip(kinds, decays, strict=True)]
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
 
 

@@ -45,6 +45,15 @@ OF_WEIGHTS = "of-weights"
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
+# keys that do not change the numbers of a run, except for the order of sums: a resumed run may have other values;
+# `RunProgress.order` tells whether data that has moved is the same
+FREE_KEYS = {
+    *("checkpoint_every", "wandb", "micro_batch", "grad_checkpointing", "compile", "attention_backend"),
+    *("data.train", "data.val", "data.memory", "data.expected_samples"),
+    *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
+}
+
+
 class WeightedShards(Keys):
     """One of several sources of shards, with its weight."""
 

@@ -73,11 +73,11 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
     path = Path(source)
     if path.is_file():
         return path
-    if path.is_dir():
-        raise InputError(f"{source} is a folder: give a recipe's YAML file or name")
     names = {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("**/*.yaml"))}
     if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
         return names[path.stem]
+    if path.is_dir():
+        raise InputError(f"{source} is a folder: give a recipe's YAML file or name")
     excluded = tuple(other for other in _PREFIXES if other != prefix)
     offered = [name for name in names if name.startswith(prefix) and not name.startswith(excluded)]
     raise unknown_name("recipe", source, offered)

@@ -17,13 +17,12 @@ import torch
 from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
-from diffclip.data.index import digest_of
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.remote import hide_secrets, is_remote
+from diffclip.data.remote import is_remote
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.data.transforms import TrainTransform
-from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
-from diffclip.files import explain_disk_errors, write_text
+from diffclip.errors import DiffCLIPError, Fault, InputError, hide_secrets, require_group
+from diffclip.files import digest_of, explain_disk_errors, write_text
 from diffclip.model import CLIP
 from diffclip.model_source import load
 from diffclip.tokenizer import Tokenizer
@@ -37,6 +36,7 @@ from diffclip.training.distributed import (
     is_slow,
     make_fabric,
     native_precision,
+    raised_by_all,
     run_first_then_others,
     run_on_all,
     run_on_first,
@@ -95,14 +95,14 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
             _say(SLOW_BF16)
         resources.enter_context(explain_lost_processes(fabric))
         checkpoint = run_on_first(fabric, lambda: _find_checkpoint(recipe, run, resume, resources))
-        finished = read_state(checkpoint) if checkpoint is not None else None
-        if finished is not None and finished.epoch >= recipe.epochs:
+        progress = read_state(checkpoint) if checkpoint is not None else RunProgress()
+        if progress.epoch >= recipe.epochs:
             if first:
                 _say(
-                    f"{checkpoint}: the run is finished after step {finished.step}; epochs=N extends it to N epochs"
+                    f"{checkpoint}: the run is finished after step {progress.step}; epochs=N extends it to N epochs"
                 )
-            return Outcome(finished, rank=fabric.global_rank)
-        trainer = _prepare(fabric, recipe, run, checkpoint, stop, resources)
+            return Outcome(progress, rank=fabric.global_rank)
+        trainer = _prepare(fabric, recipe, run, checkpoint, progress, stop, resources)
         hosts = gather(fabric, platform.node())
         trainer.logger = run_on_all(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
         with trainer.logger or nullcontext():
@@ -156,6 +156,15 @@ def build_model(recipe: Recipe) -> CLIP:
     return model
 
 
+def compile_blocks(model: CLIP) -> None:
+    """Let torch compile each block of both towers when it first runs."""
+    # each layer of DiffCLIP-dynamic has its own factor, and so its own compiled graph
+    limit = max(torch._dynamo.config.recompile_limit, 8 * len(blocks_of(model)))
+    torch._dynamo.config.recompile_limit = limit
+    for block in blocks_of(model):
+        block.compile()
+
+
 def load_initial_weights(model: CLIP, source: str) -> None:
     """Fill `model` with the weights of a saved model; position embeddings are resampled if the image size differs. If
     the loss differs, the logit scale and bias keep their initial values. Another model, other image statistics, or a
@@ -188,11 +197,17 @@ def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, resources: ExitSta
 
 
 def _prepare(
-    fabric: Any, recipe: Recipe, run: Path, checkpoint: Path | None, stop: StopRequest, resources: ExitStack
+    fabric: Any,
+    recipe: Recipe,
+    run: Path,
+    checkpoint: Path | None,
+    progress: RunProgress,
+    stop: StopRequest,
+    resources: ExitStack,
 ) -> Trainer:
     """Open the data, make the model and the optimizer, and claim the run's folder; `resources` closes loader and lock.
 
-    Nothing is written before data, weights and sizes are known to be usable.
+    Nothing is written before data, their order, weights and sizes are known to be usable.
     """
     rank, world = fabric.global_rank, fabric.world_size
     # the first process of a node copies remote shards for the others
@@ -207,35 +222,21 @@ def _prepare(
         run_on_all(fabric, lambda: load_weights(model, checkpoint))
     elif recipe.weights is not None:
         run_on_all(fabric, partial(load_initial_weights, model, recipe.weights))
-
-    def claim() -> None:
-        if checkpoint is None:
-            with explain_disk_errors(run):
-                run.mkdir(parents=True, exist_ok=True)
-            resources.enter_context(lock_folder(run))
-            if is_started(run):
-                raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
-        write_text(run / RECIPE_FILE, recipe.to_yaml())
-
-    run_on_first(fabric, claim)
+    _check_order(progress, loader, fabric, run)
+    run_on_first(fabric, lambda: _claim(recipe, run, checkpoint is None, resources))
     torch.manual_seed(recipe.seed + rank)
     if recipe.compile:
-        # each layer of DiffCLIP-dynamic has its own factor, and so its own compiled graph
-        limit = max(torch._dynamo.config.recompile_limit, 8 * len(blocks_of(model)))
-        torch._dynamo.config.recompile_limit = limit
-        for block in blocks_of(model):
-            block.compile()
+        compile_blocks(model)
     wrapped = fabric.setup_module(model)
     optimizer = make_optimizer(model, recipe)
     wrapped_optimizer = fabric.setup_optimizers(optimizer)
-    progress = RunProgress()
     if checkpoint is not None:
-        progress = restore_checkpoint(fabric, checkpoint, model, optimizer, recipe.seed)
-    _check_order(progress, loader, fabric, run)
+        restore_checkpoint(fabric, checkpoint, model, optimizer, recipe.seed)
     scorer = None
     if validation is not None:
         digest = digest_of(validation.captions)
-        if progress.validation not in (None, digest):
+        # without its checkpoint (removed as damaged, or a kill came before its rename) a best score does not count
+        if progress.validation not in (None, digest) or not (run / "checkpoints" / "best").exists():
             progress.best_score = None
         progress.validation = digest
         scorer = partial(validate, fabric, model, validation, tokenizer, recipe)
@@ -244,17 +245,30 @@ def _prepare(
     )
 
 
+def _claim(recipe: Recipe, run: Path, is_new: bool, resources: ExitStack) -> None:
+    """Write the recipe into the folder of `run`; a new run makes and locks the folder first."""
+    if is_new:
+        with explain_disk_errors(run):
+            run.mkdir(parents=True, exist_ok=True)
+        resources.enter_context(lock_folder(run))
+        if is_started(run):
+            raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
+    write_text(run / RECIPE_FILE, recipe.to_yaml())
+
+
 def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
     """Raise `InputError` if the order of samples (shards, weights, window) differs between processes or from the
     checkpoint's; else note the order and the number of processes in `progress`."""
     order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
     if len(set(gather(fabric, order))) > 1:
-        raise InputError("the processes do not see the same shards: give every node the same data")
+        line = "the processes do not see the same shards: give every node the same data"
+        raise raised_by_all(fabric, InputError(line))
     if progress.order not in (None, order):
-        raise InputError(
+        line = (
             f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): "
             f"bring them back, or start a new run with weights={run}/checkpoints/last"
         )
+        raise raised_by_all(fabric, InputError(line))
     if progress.batch and before != world and loader.corpus.window is not None and not fabric.global_rank:
         _say(
             f"{run}: with data.window the order depends on the number of processes, {before} before and {world} now: "
@@ -289,7 +303,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
         "hosts": hosts,
         "precision": recipe.precision,
     }
-    about = describe_start(recipe, data, processes, done, steps)
+    about = describe_start(data, processes, done, steps)
     add_start(run, about)
     # without credentials, because Weights & Biases shows it to others
     config = hide_credentials(recipe.model_dump(mode="json")) | {"about": about}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +16,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from diffclip.data.remote import hide_secrets
-from diffclip.errors import InputError
+from diffclip.errors import InputError, hide_secrets
 from diffclip.files import explain_disk_errors, lock_file, write_text
-from diffclip.training.recipe import Recipe, read_recipe
+from diffclip.training.recipe import FREE_KEYS, Recipe, read_recipe
 from diffclip.training.recipe_file import read_fields
 
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
 METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
 FINISHED = "finished"
-# keys that do not change the numbers of a run (except for the order of sums): a resumed run may have other values;
-# `RunProgress.order` tells whether data that has moved is the same
-_FREE_KEYS = {
-    *("checkpoint_every", "wandb", "micro_batch", "grad_checkpointing", "compile"),
-    *("attention_backend", "data.train", "data.val", "data.memory", "data.expected_samples"),
-    *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
-}
 _TOWERS = {"visual": "vision", "text": "text"}
 # a run that wrote nothing for so many seconds, and recorded no end, counts as stopped
 _SILENCE = 600.0
@@ -64,9 +56,14 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
         raise InputError(
             f"{run} has lost its checkpoints: restore that folder, or start a run in another folder"
         )
-    if RECIPE_FILE in names and (resume or LOCK_FILE in names):
-        change = _describe_change(read_recipe(run / RECIPE_FILE), recipe)
-        if resume and change is not None:
+    if resume and RECIPE_FILE in names:
+        started, free = read_recipe(run / RECIPE_FILE), set(FREE_KEYS)
+        if recipe.epochs > started.epochs:  # more epochs extend the run
+            free.add("epochs")
+        if recipe.precision == "auto":  # the start of the run resolved it
+            free.add("precision")
+        change = describe_change(started.model_dump(), recipe.model_dump(), free)
+        if change is not None:
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
     elif names and LOCK_FILE not in names:
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
@@ -81,24 +78,24 @@ def lock_folder(run: Path) -> IO[str]:
     return handle
 
 
-def _describe_change(before: Recipe, now: Recipe) -> str | None:
-    """Describe the first changed key that the run's numbers depend on, such as "lr=0.001, not 0.002"; else None.
+def describe_change(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> str | None:
+    """Describe the first key outside `free` whose value differs, such as "lr=0.001, not 0.002"; None if all are equal.
 
-    More epochs do not count: they extend the run. Precision "auto" does not count: the start of the run resolved it.
+    The keys of an inner mapping are named as in "data.train".
     """
     old, new = _flatten(before), _flatten(now)
-    for key, value in new.items():
-        extended = key == "epochs" and value > old[key]
-        resolved = key == "precision" and value == "auto"
-        if key not in _FREE_KEYS and old[key] != value and not extended and not resolved:
-            return f"{key}={old[key]}, not {value}"
+    for key in old | new:
+        if key not in free and old.get(key) != new.get(key):
+            return f"{key}={old.get(key)}, not {new.get(key)}"
     return None
 
 
-def _flatten(recipe: Recipe) -> dict[str, Any]:
-    fields = recipe.model_dump()
-    data = fields.pop("data")
-    return fields | {f"data.{key}": value for key, value in data.items()}
+def _flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in fields.items():
+        inner = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {}
+        flat |= inner or {key: value}
+    return flat
 
 
 def add_start(run: Path, facts: Mapping[str, Any]) -> None:

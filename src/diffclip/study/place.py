@@ -1,0 +1,97 @@
+"""The place of a study's runs: folders, device and workers, what is missing there, and what can be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from diffclip.data.published_sets import PUBLISHED
+from diffclip.errors import InputError, require_group
+from diffclip.evaluation.suite import SUITES, Entry, missing_of
+from diffclip.files import check_writable, cores
+from diffclip.study.plan import GROUPS, Planned
+from diffclip.study.recipe import Group, Study
+from diffclip.study.results import RUNS_FILE
+from diffclip.training.plan import plan_run
+from diffclip.training.recipe import Recipe
+
+SCENES = "scenes"
+"""The folder below RUNS for the scenes that a study draws."""
+_MAX_PER_GPU = 14  # maximum of runs that share a GPU: a small model leaves most of it idle
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folders of the published sets (`data`), of the runs and of the results (`output`). Up to `workers` runs share
+    the `device` ("cpu" or "cuda"), with `threads` each. `keep` keeps the checkpoints of finished runs."""
+
+    data: Path
+    runs: Path
+    output: Path
+    device: str
+    workers: int
+    threads: int
+    keep: bool = False
+
+    def sets(self, study: Study) -> Path:
+        """Return the folder of the sets that the study trains on and is measured with."""
+        return self.runs / SCENES if study.scenes else self.data
+
+    def with_data(self, study: Study, recipe: Recipe) -> Recipe:
+        """Return the recipe of a run with the data of this place."""
+        folder = self.sets(study) / study.data
+        data = {split: str(folder / split) for split in ("train", "val")}
+        return recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
+
+    def entries(self, study: Study, planned: Planned) -> list[Entry]:
+        """Return the entries that a trained run is evaluated with: those of its suite whose sets are available."""
+        entries = SUITES[planned.suite] if planned.suite else ()
+        return [entry for entry in entries if not unavailable_sets(study, self, [entry])]
+
+
+def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
+    """Return how many runs of `recipes` suit a device: one on a CPU; on a GPU, what its memory and the cores allow."""
+    if device != "cuda":
+        return 1
+    memory = 0.9 * torch.cuda.get_device_properties(0).total_memory
+    needed = max(plan_run(recipe)["memory"]["total"] for recipe in recipes)
+    return max(1, min(cores() - 2, _MAX_PER_GPU, int(memory // needed)))
+
+
+def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> None:
+    """Check that the runs of `groups` can be done, without writing or drawing anything. `InputError` names a missing
+    package, all missing data, or a folder that cannot be used."""
+    require_group("train", "lightning", "tensorboard")
+    check_writable(place.runs / ".lock")
+    check_writable(place.output / RUNS_FILE)
+    entries = entries_of(study, groups)
+    if study.scenes is not None:
+        foreign = dict.fromkeys(entry.dataset for entry in entries if entry.dataset in PUBLISHED)
+        if foreign:
+            raise InputError(
+                f"{', '.join(foreign)} is not among the scenes that the study draws: choose another suite"
+            )
+        return
+    needed = missing_of(entries, place.data).items()
+    missing = [f"{name}, {advice}" for name, advice in needed if name in PUBLISHED]
+    for split in ("train", "val"):
+        if not (folder := place.data / study.data / split).exists():
+            missing.append(f"{folder}, the {split} split of the study's data")
+    if missing:
+        raise InputError(f"missing in {place.data}: {'; '.join(missing)}")
+
+
+def unavailable_sets(study: Study, place: Place, entries: Iterable[Entry]) -> list[str]:
+    """List the sets of `entries` that the evaluation leaves out: they are not in `data`, and no command downloads
+    them."""
+    missing = {} if study.scenes else missing_of(entries, place.data)
+    return [name for name in missing if name not in PUBLISHED]
+
+
+def entries_of(study: Study, groups: Collection[Group]) -> list[Entry]:
+    """List the entries of the suites of `groups`."""
+    names = dict.fromkeys(grid.suite for group, grid in study.grids.items() if group in groups)
+    return [entry for name in names for entry in SUITES[name]]
