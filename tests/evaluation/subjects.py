@@ -1,7 +1,6 @@
 """Small models with their preprocessing and tokenizers, and helpers that run tasks on them."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Measured, Sets, run_entries
+from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import Entry
 from diffclip.model_source import Loaded
 from diffclip.tokenizer import Tokenizer
@@ -31,9 +31,23 @@ def subject(variant: str = "DiffCLIP", seed: int = 0, spread: float = 1.0, **vis
     return Loaded(model, preprocess, Tokenizer(config.text), variant, f"{variant} seed {seed}", seed)
 
 
-def setting(one: Loaded, data: Any, **changes: Any) -> Setting:
-    return replace(Setting(one.model, one.preprocess, one.tokenizer, data), **changes)
+def setting(loaded: Loaded, data: Any, **changes: Any) -> Setting:
+    return replace(Setting(loaded.model, loaded.preprocess, loaded.tokenizer, data), **changes)
 
 
-def run(one: Loaded, *entries: Entry, file: Path | None = None, **how: Any) -> list[Measured]:
-    return list(run_entries(one, entries, ResultsFile(file), Sets(), **how))
+def run(loaded: Loaded, *entries: Entry, file: Path | None = None, **how: Any) -> list[Measured]:
+    return list(run_entries(loaded, entries, ResultsFile(file), Sets(), **how))
+
+
+def scores_of(
+    task: Callable[[Setting], Sequence[Score]], loaded: Loaded, data: Any, **changes: Any
+) -> dict[str, Score]:
+    """Return the scores of a task under names such as "A1 entropy" and, of layer 1 and head 2, "A1 entropy/1.2"."""
+    scores = {}
+    for score in task(setting(loaded, data, **changes)):
+        map_name, layer, head = (score.facts.get(name) for name in ("map", "layer", "head"))
+        name = f"{map_name} {score.metric}" if map_name else score.metric
+        name += (f"/{layer}" if layer else "") + (f".{head}" if head else "")
+        assert name not in scores
+        scores[name] = score
+    return scores

@@ -1,13 +1,10 @@
 """Deletion and insertion against curves computed by hand, and the records of the task."""
 
-import json
-
 import numpy as np
 import pytest
 import subjects
 import torch
-from class_sets import write_class_set
-from masked_sets import animals, box_mask, noise, png, write_masked
+from masked_sets import animals, box_mask, png, two_things, write_class_set, write_masked
 
 from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
@@ -32,8 +29,8 @@ def subject():
     return loaded
 
 
-def scores_of(one, data, **changes):
-    scores = faithfulness(subjects.setting(one, data, **changes))
+def scores_of(loaded, data, **changes):
+    scores = faithfulness(subjects.setting(loaded, data, **changes))
     return {(score.metric, score.facts["map"]): score for score in scores}
 
 
@@ -75,12 +72,8 @@ def test_every_order_has_both_areas_and_the_center_prior_is_exact(subject, class
 
 
 def test_masks_score_each_object_with_visible_pixels(subject, tmp_path):
-    things = {"objects": [{"colour": "red", "shape": "star"}, {"colour": "blue", "shape": "ring"}]}
-    mask = box_mask(0, 0, 9, 20) // 255
-    empty = mask.copy()
-    mask[20:30, 12:28] = 2
-    bases = [{"png": png(noise(i)), "json": json.dumps(things)} for i in range(3)]
-    samples = [base | {"mask.png": png(mask)} for base in bases[:2]] + [bases[2] | {"mask.png": png(empty)}]
+    samples = [two_things(i) for i in range(3)]
+    samples[2]["mask.png"] = png(box_mask(0, 0, 9, 20) // 255)  # the ring is not in the image
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     scores = scores_of(subject, data)
     assert scores["insertion_auc", "relevance"].clusters.tolist() == [0, 0, 1, 1, 2]

@@ -1,10 +1,13 @@
 """The task `focus` against maps that are computed separately, and its edge cases."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import subjects
 import torch
-from masked_sets import animals, box_mask, noise, png, write_masked
-from subjects import run, setting, subject
+from masked_sets import animals, box_mask, noise, png, two_things, write_masked
+from subjects import run, subject
 from tiny import image_relevance
 
 from diffclip import CLIP
@@ -22,6 +25,7 @@ ON_OBJECT = {"auroc", "ap", "inside", "inside_over_area", "pointing"}
 MEASURES = PATCHES | ON_OBJECT
 OWN_MINUS_OTHER, IN_GRAPH = "own minus other text", "relevance, norm in the graph"
 LAST_LAYER = (OWN_MINUS_OTHER, f"grad-eclip, {OWN_MINUS_OTHER}", IN_GRAPH, "grad-eclip")
+scores_of = partial(subjects.scores_of, focus)
 
 
 @pytest.fixture(scope="module")
@@ -29,22 +33,10 @@ def folder(tmp_path_factory):
     return write_masked(tmp_path_factory.mktemp("sets") / "animals", animals())
 
 
-def scores_of(one, data, **changes):
-    scores = focus(setting(one, data, **changes))
-    facts = [{name: score.facts[name] for name in ("map", "layer", "head")} for score in scores]
-    by_key = {key_of(metric=score.metric, **fact): score for score, fact in zip(scores, facts, strict=True)}
-    assert len(by_key) == len(scores)
-    return by_key
-
-
-def key_of(map, metric, layer=None, head=None):
-    return f"{map} {metric}" + (f"/{layer}" if layer else "") + (f".{head}" if head else "")
-
-
 @pytest.fixture(scope="module", params=["CLIP", "DiffCLIP"])
 def measured(request, folder):
     """The variant, its model, the set and the scores."""
-    loaded, data = subject(request.param), open_set(folder, "test", kind="masks")
+    loaded, data = subject(request.param, spread=12.0), open_set(folder, "test", kind="masks")
     return request.param, loaded, data, scores_of(loaded, data)
 
 
@@ -110,12 +102,8 @@ def test_scores_equal_measures_of_separately_computed_maps(measured):
 
 
 def test_primary_map_and_baselines_equal_separate_computations(tmp_path):
-    things = '{"objects": [{"colour": "red", "shape": "star"}, {"colour": "blue", "shape": "ring"}]}'
-    single = '{"objects": [{"colour": "red", "shape": "star"}]}'
-    mask = box_mask(0, 0, 9, 20) // 255
-    mask[20:30, 12:28] = 2
-    both = {"png": png(noise(1)), "mask.png": png(mask), "json": things}
-    samples = [both, {"png": png(noise(2)), "mask.png": png(mask), "json": single}]
+    single = {"json": '{"objects": [{"colour": "red", "shape": "star"}]}'}
+    samples = [two_things(1), two_things(2) | single]
     data, loaded = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks"), subject()
     loaded.model.load_state_dict(CLIP(loaded.model.config, seed=7).state_dict())
     scores = scores_of(loaded, data)

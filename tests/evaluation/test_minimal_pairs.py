@@ -1,7 +1,5 @@
 """Pairs of MMVP-VLM and choices of SugarCrepe: file layouts, the published scripts' numbers, scenes in both."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from class_sets import write_class_set
-from masked_sets import animals, png, write_masked
+from masked_sets import animals, png, write_class_set, write_masked
 from subjects import setting, subject
 from torch import nn
 
@@ -23,12 +22,12 @@ def scores_of(setting):
     return {(score.metric, score.facts["epsilon"]): score for score in robustness(setting)}
 
 
-def setting_of(one, folder, **changes):
-    return setting(one, open_set(folder, "test"), **changes)
+def setting_of(loaded, folder, **changes):
+    return setting(loaded, open_set(folder, "test"), **changes)
 
 
 @pytest.fixture(scope="module")
-def one():
+def loaded():
     return subject(image_size=16)
 
 
@@ -37,8 +36,8 @@ def colors(tmp_path_factory):
     return write_class_set(tmp_path_factory.mktemp("sets") / "colors", {"test": [0, 1, 2, 3] * 2}, 4)
 
 
-def test_pgd_equals_a_loop_by_hand(one):
-    model = one.model
+def test_pgd_equals_a_loop_by_hand(loaded):
+    model = loaded.model
     generator = torch.Generator().manual_seed(0)
     pixels, start = (torch.rand(3, 3, 16, 16, generator=generator) for _ in range(2))
     pixels[0, :, :4] = 0
@@ -110,20 +109,24 @@ def test_attack_flips_the_expected_images_of_a_linear_model(tmp_path):
     assert 0 < scores["local_lipschitz", 1.0].value <= 1 / (0.1 * 16)
 
 
-def test_accuracy_without_attack_is_zero_shot_for_any_batch_size(one, colors):
-    cut, redrawn = (scores_of(setting_of(one, colors, **extra)) for extra in ({"batch_size": 3}, {"draw": 1}))
-    model = copy.deepcopy(one.model).train()
+def test_accuracy_without_attack_is_zero_shot_for_any_batch_size(loaded, colors):
+    cut, redrawn = (
+        scores_of(setting_of(loaded, colors, **extra)) for extra in ({"batch_size": 3}, {"draw": 1})
+    )
+    model = copy.deepcopy(loaded.model).train()
     model.logit_scale.requires_grad_(False)
-    scores = scores_of(setting_of(one, colors, model=model))
+    scores = scores_of(setting_of(loaded, colors, model=model))
     # the model is left as it was
     assert model.training
     assert [name for name, value in model.named_parameters() if not value.requires_grad] == ["logit_scale"]
     assert all(value.grad is None for value in model.parameters())
-    assert all(torch.equal(value, one.model.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, loaded.model.state_dict()[name]) for name, value in model.state_dict().items()
+    )
     for key, score in scores.items():
         np.testing.assert_allclose(cut[key].hits, score.hits, atol=1e-4, err_msg=key)
     assert (redrawn["local_lipschitz", 1.0].hits != scores["local_lipschitz", 1.0].hits).any()
-    plain = zero_shot(setting_of(one, colors))[0]
+    plain = zero_shot(setting_of(loaded, colors))[0]
     assert (scores["adversarial_accuracy", 0.0].hits == plain.hits).all()
     epsilons = {metric: [e for name, e in scores if name == metric] for metric, _ in scores}
     attacked = list(EPSILONS)
@@ -138,9 +141,9 @@ def test_accuracy_without_attack_is_zero_shot_for_any_batch_size(one, colors):
     assert (facts["draw"], facts["classes"], facts["templates"]) == (0, 4, 1)
 
 
-def test_images_are_classified_among_the_distinct_first_captions(one, tmp_path):
+def test_images_are_classified_among_the_distinct_first_captions(loaded, tmp_path):
     """The first captions of six images are three texts, each shared by two images."""
     samples = [animal | {"txt": f"{animal['txt']}\na second caption"} for animal in animals(6)]
     folder = write_masked(tmp_path / "captions", samples, {"dataset_type.txt": "retrieval"})
-    score = scores_of(setting_of(one, folder))["adversarial_accuracy", 0.0]
+    score = scores_of(setting_of(loaded, folder))["adversarial_accuracy", 0.0]
     assert (score.count, score.chance, score.facts["classes"]) == (6, pytest.approx(1 / 3), 3)

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from class_sets import write_class_set
 from made_sets import tar_of
-from masked_sets import animals, write_masked
+from masked_sets import animals, write_class_set, write_masked
 from subjects import run, setting, subject
 
 import diffclip
@@ -22,7 +21,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
-from diffclip.evaluation.run import TASKS, Sets, describe_images, run_task
+from diffclip.evaluation.run import TASKS, Sets, describe_images, run_entries, run_task
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import SUITES, Entry
 from diffclip.scenes import write
@@ -148,12 +147,15 @@ def test_outcomes_are_stored_beside_the_records(classes, tmp_path):
     assert read_outcomes(path)
 
 
-def test_file_without_records_is_refused_and_unchanged(classes, tmp_path):
+def test_draws_of_another_measurement_are_replaced_together(classes, tmp_path):
     path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps({"step": 1}) + "\n")
-    with pytest.raises(InputError, match="line 1 is not a record"):
-        ResultsFile(path)
-    assert json.loads(path.read_text()) == {"step": 1}
+    run(CLIP, Entry("few-shot", classes), file=path, draws=range(3))
+    results = ResultsFile(path)
+    bicubic = Entry("few-shot", classes, interpolation="bicubic")
+    (measured,) = run_entries(CLIP, [bicubic], results, Sets())
+    assert results.replaced == 1
+    assert read_records(path) == [*measured.records]
+    assert [found.reused for found in run(CLIP, bicubic, file=path, draws=range(2))] == [True, False]
 
 
 def test_an_entry_has_its_own_interpolation_and_templates(classes):

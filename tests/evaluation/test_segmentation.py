@@ -1,7 +1,5 @@
 """Zero-shot segmentation against counts by hand, on synthetic sets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from PIL import Image
 from subjects import run, setting, subject
 
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.masks import NOT_LABELED
+from diffclip.data.masks import NOT_LABELED, classes_at
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.run import run_task
@@ -20,7 +18,7 @@ from diffclip.evaluation.suite import Entry
 from diffclip.model_source import Loaded
 from diffclip.scenes import draw_scene
 from diffclip.scenes.vocabulary import SHAPES
-from diffclip.scenes.write import write_shard
+from diffclip.scenes.write import DrawnSet, write_shard
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -159,14 +157,13 @@ def test_sets_without_usable_classes_or_labels_are_refused(loaded, tmp_path, fil
 
 
 def test_scenes_label_each_pixel_with_its_shape(tmp_path) -> None:
-    write_shard(
-        tmp_path / "segmentation" / "test" / "0.tar", "segmentation", "test", "plain", 32, 0, 0, range(3)
-    )
+    drawn = DrawnSet("segmentation", "segmentation", "test", "plain", 3)
+    write_shard(tmp_path / "segmentation" / "test" / "0.tar", drawn, 32, 0, 0, range(3))
     (tmp_path / "segmentation" / "classnames.txt").write_text("\n".join(SHAPES))
     data = open_set(tmp_path / "segmentation", "test")
     assert data.kind == "segmentation"
     for index in range(3):
-        classes = data.classes_at(index)
+        classes = classes_at(data, index)
         scene = draw_scene(index, split="test", size=32)
         for thing in scene.objects:
             hidden = scene.index_mask != scene.objects.index(thing) + 1

@@ -1,7 +1,5 @@
 """Each number against a direct computation by scipy, and the committed study against an independent recomputation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -16,8 +16,8 @@ from diffclip.evaluation.zero_shot import retrieval, zero_shot
 
 NAMES = ["cat", "dog", "tree frog", "a", "b"]
 TEMPLATES = ["a photo of a {c}.", "{c}", "a drawing of many {c}, small"]
-ONE = subject(image_size=16)
-tokenizer = ONE.tokenizer
+LOADED = subject(image_size=16)
+tokenizer = LOADED.tokenizer
 
 
 def in_batches(answers, size):
@@ -30,7 +30,7 @@ LABELED = in_batches([i % 5 for i in range(17)], 7)
 CAPTIONED = in_batches([[f"{i}{j}caption"[: 4 + j] for j in range(1 + i % 3)] for i in range(50)], 16)
 
 
-def in_memory(batches, model=ONE.model):
+def in_memory(batches, model=LOADED.model):
     """A setting whose set is `batches`, with the attributes that both tasks read."""
     positions = iter(range(1000))
     wrapped = [
@@ -50,15 +50,15 @@ def test_zero_shot_equals_clip_benchmark():
         dataset = SimpleNamespace(classes=NAMES)
 
     loader = Loader((images, torch.tensor(labels)) for images, labels in LABELED)
-    with evaluation_mode(ONE.model):
-        wanted = theirs.evaluate(ONE.model, loader, tokenizer, NAMES, TEMPLATES, "cpu", amp=False)
+    with evaluation_mode(LOADED.model):
+        wanted = theirs.evaluate(LOADED.model, loader, tokenizer, NAMES, TEMPLATES, "cpu", amp=False)
     scores = zero_shot(in_memory(LABELED))
     assert {score.metric: score.value for score in scores} == pytest.approx(wanted, abs=1e-9)
 
 
 def test_retrieval_equals_clip_benchmark():
     theirs = pytest.importorskip("clip_benchmark.metrics.zeroshot_retrieval")
-    wanted = theirs.evaluate(ONE.model, CAPTIONED, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
+    wanted = theirs.evaluate(LOADED.model, CAPTIONED, tokenizer, "cpu", amp=False, recall_k_list=[1, 5, 10])
     scores = {score.metric: score.value for score in retrieval(in_memory(CAPTIONED))}
     assert scores.pop("mean_recall") == pytest.approx(sum(wanted.values()) / 6, abs=1e-7)
     assert scores == pytest.approx(wanted, abs=1e-7)
@@ -74,9 +74,9 @@ def test_images_without_captions_are_left_out_of_text_retrieval():
 
 def test_template_without_a_place_and_nan_weights_are_refused():
     with pytest.raises(InputError, match=r"'a photo'.*\{c\}"):
-        build_classifier(ONE.model, tokenizer, NAMES, ["a photo"])
+        build_classifier(LOADED.model, tokenizer, NAMES, ["a photo"])
     for broken in ("text_projection", "image_projection"):
-        model = copy.deepcopy(ONE.model)
+        model = copy.deepcopy(LOADED.model)
         getattr(model, broken).data.fill_(float("nan"))
         with pytest.raises(InputError, match="are not finite numbers"):
             zero_shot(in_memory(LABELED, model))
@@ -84,7 +84,7 @@ def test_template_without_a_place_and_nan_weights_are_refused():
 
 def test_text_embeddings_do_not_depend_on_batches_and_padding():
     model, texts = (
-        ONE.model,
+        LOADED.model,
         ["a much longer text about a tree frog", "cat", "a dog on a bus", "b", "word " * 40],
     )
     wanted = torch.cat([F.normalize(model.encode_text(tokenizer([text])), dim=-1) for text in texts])

@@ -1,7 +1,5 @@
 """Figures of attention: one scale for all maps, and all texts inside the figure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure

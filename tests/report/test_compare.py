@@ -1,13 +1,11 @@
 """Comparisons of models over seeds, and their verdict words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from made_records import made, one, results_from, write_study
+from made_records import made, make_record, results_from, write_study
 
 from diffclip.cli.evaluate_table import show_records
 from diffclip.evaluation.results_file import Outcomes, outcome_key
@@ -67,7 +65,7 @@ def test_a_larger_value_is_not_always_better(metric, word):
     for model, level in levels.items():
         for seed in range(3):
             about = {"model": model, "seed": seed, "weights": model}
-            records.append(one(about, "focus", "pets", metric, level + seed * len(model) / 1000))
+            records.append(make_record(about, "focus", "pets", metric, level + seed * len(model) / 1000))
     results = results_from(records)
     table = compare(results, list(results.records["measure"].unique()), contrasts_of(results))
     assert table["verdict"].tolist() == [word]
@@ -102,6 +100,8 @@ def test_a_study_has_one_primary_endpoint(tmp_path):
     partial = compare(unfinished, [measure, *headlines(results.records)[:1]], [pair])
     assert headline(unfinished, partial).endswith("3 seeds, 2 runs to come): unfinished.")
     assert comparison_table(unfinished, partial, "").frame["verdict"][0] == "unfinished"
+    first = replace(unfinished, records=results.records[results.records["seed"] == 0])
+    assert headline(first, compare(first, [measure], [pair])).endswith("can turn this around.")
     results.study["primary"]["alone"] = False  # the endpoint spans several studies
     assert not compare(results, [measure], [pair])["primary"].any()
 
@@ -177,7 +177,7 @@ def test_terminal_table_shows_the_difference_over_all_draws(monkeypatch, capsys)
     for model, values in facts.items():
         about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
         for draw, value in enumerate(values):
-            records.append(one(about, "few-shot", "cifar10", "acc1", value, draw=draw))
+            records.append(make_record(about, "few-shot", "cifar10", "acc1", value, draw=draw))
             # each draw has episodes of other images, which both models share
             clusters = np.random.default_rng(draw).integers(0, 50, 100)
             hits = (np.arange(100) < 100 * value).astype(float)

@@ -1,9 +1,7 @@
 """Records grouped into measures and models, and their display names."""
 
-from __future__ import annotations
-
 import pytest
-from made_records import made, one, results_from, write_study
+from made_records import made, make_record, results_from, write_study
 
 from diffclip.errors import InputError
 from diffclip.report.frame import headlines, measures_of, read_results, values_of
@@ -28,19 +26,22 @@ NOISY = {"corruption": "noise", "severity": 3}
     ],
 )
 def test_measures_have_readable_labels(fields, facts, label):
-    assert measure_label(one(ABOUT, *fields, 0.5, **facts).model_dump()) == label
+    assert measure_label(make_record(ABOUT, *fields, 0.5, **facts).model_dump()) == label
 
 
 def test_headlines_have_one_attack_size_and_blind_pope_comes_last():
     sizes = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-    rows = [one(ABOUT, "robustness", "cifar10", "adversarial_accuracy", 0.5, epsilon=size) for size in sizes]
+    rows = [
+        make_record(ABOUT, "robustness", "cifar10", "adversarial_accuracy", 0.5, epsilon=size)
+        for size in sizes
+    ]
     results = results_from(rows)
     (headline,) = headlines(results.records)
     fields = measures_of(results.records)
     assert fields["label"].tolist()[1] == "accuracy under attack, ε=0.25/255, CIFAR-10"
     assert fields.loc[headline, "label"] == "accuracy under attack, ε=1/255, CIFAR-10"
     tasks = ("pope-blind", "pope")
-    results = results_from([one(ABOUT, task, "scenes-kinds", "accuracy", 0.5) for task in tasks])
+    results = results_from([make_record(ABOUT, task, "scenes-kinds", "accuracy", 0.5) for task in tasks])
     labels = measures_of(results.records).loc[headlines(results.records), "label"]
     assert list(labels) == ["POPE accuracy, scenes-kinds, test", "blind POPE accuracy, scenes-kinds, test"]
 
@@ -62,7 +63,7 @@ def test_every_task_has_a_headline_and_averages_replace_their_sets():
     tasks = set(measures_of(single).loc[headlines(single), "task"])
     assert tasks == {"zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "focus", "out-of-domain"}
     # corrupted images are the headline if there are no others
-    noisy, plain = (one(ABOUT, "zero-shot", "cifar10", "acc1", 0.5, **facts) for facts in (NOISY, {}))
+    noisy, plain = (make_record(ABOUT, "zero-shot", "cifar10", "acc1", 0.5, **facts) for facts in (NOISY, {}))
     for records, headline in (([noisy], 0), ([noisy, plain], 1)):
         assert headlines(results_from(records).records) == [headline]
 
@@ -71,10 +72,10 @@ def test_single_sets_replace_averages_over_different_sets():
     records = []
     for model, dataset in (("CLIP", "caltech101"), ("DiffCLIP", "pets")):
         about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
-        records += [one(about, "zero-shot", name, "acc1", 0.5) for name in ("cifar10", dataset)]
-        records.append(one(about, "six-tasks", "zero-shot", "average", 0.5, of=("cifar10", dataset)))
-        records.append(one(about, "six-tasks", "few-shot", "average", 0.5, of=("cifar10",)))
-        records.append(one(about, "few-shot", "cifar10", "acc1", 0.5))
+        records += [make_record(about, "zero-shot", name, "acc1", 0.5) for name in ("cifar10", dataset)]
+        records.append(make_record(about, "six-tasks", "zero-shot", "average", 0.5, of=("cifar10", dataset)))
+        records.append(make_record(about, "six-tasks", "few-shot", "average", 0.5, of=("cifar10",)))
+        records.append(make_record(about, "few-shot", "cifar10", "acc1", 0.5))
     frame = results_from(records).records
     labels = measures_of(frame).loc[headlines(frame), "label"]
     assert list(labels) == [
@@ -88,7 +89,7 @@ def test_labels_name_splits_and_templates_if_there_are_several():
     sets = ("flickr8k", "flickr8k", "imagenet1k", "imagenet1k")
     tasks = [("retrieval", "mean_recall")] * 2 + [("zero-shot", "acc1")] * 2
     records = [
-        one(ABOUT, task, name, metric, 0.5, **fields)
+        make_record(ABOUT, task, name, metric, 0.5, **fields)
         for (task, metric), name, fields in zip(tasks, sets, facts, strict=True)
     ]
     assert list(measures_of(results_from(records).records)["label"]) == [
@@ -98,7 +99,9 @@ def test_labels_name_splits_and_templates_if_there_are_several():
         "zero-shot top-1, ImageNet, 80 templates",
     ]
     average = ("six-tasks", "zero-shot", "average", 0.5)
-    mixed = [one(ABOUT | {"model": f"CLIP-{n}"}, *average, templates=n, of=(str(n),)) for n in (7, None)]
+    mixed = [
+        make_record(ABOUT | {"model": f"CLIP-{n}"}, *average, templates=n, of=(str(n),)) for n in (7, None)
+    ]
     labels = measures_of(results_from(mixed).records)["label"]
     assert list(labels) == ["Zero-shot, 7 templates", "Zero-shot"]
 
@@ -111,24 +114,30 @@ def test_equal_model_names_get_suffixes_and_equal_records_count_once():
     assert results_from(first + copies).models == ["CLIP (CLIP-s0)", "CLIP (other-s0)"]
     fields = ("zero-shot", "cifar10", "acc1", 0.5)
     runs = [
-        one(ABOUT | {"weights": f"runs/{data}/CLIP-s0/checkpoints/best"}, *fields, steps=steps)
+        make_record(ABOUT | {"weights": f"runs/{data}/CLIP-s0/checkpoints/best"}, *fields, steps=steps)
         for data, steps in (("cc3m", 1000), ("cc12m", 4000))
     ]
     assert results_from(runs).models == ["CLIP (cc3m/CLIP-s0)", "CLIP (cc12m/CLIP-s0)"]
     names = ("checkpoints/epoch_1.pt", "checkpoints/epoch_2.pt")
-    files = [one(ABOUT | {"seed": None, "weights": name}, *fields) for name in names]
+    files = [make_record(ABOUT | {"seed": None, "weights": name}, *fields) for name in names]
     assert results_from(files).models == ["CLIP (epoch_1.pt)", "CLIP (epoch_2.pt)"]
 
 
-def test_two_studies_are_not_merged(tmp_path):
-    studies = [write_study(tmp_path / name, {"CLIP": 0.4, "DiffCLIP": 0.4}) for name in ("k0", "k16")]
-    for paths in (studies, [tmp_path]):
+def test_a_study_inside_a_folder_is_read_and_two_studies_are_not_merged(tmp_path):
+    write_study(tmp_path / "one" / "study", {"CLIP": 0.4, "DiffCLIP": 0.4})
+    assert read_results([tmp_path / "one"]).study["title"] == "A made-up study"
+    studies = [
+        write_study(tmp_path / "more" / name, {"CLIP": 0.4, "DiffCLIP": 0.4}) for name in ("k0", "k16")
+    ]
+    for paths in (studies, [tmp_path / "more"]):
         with pytest.raises(InputError, match=r"k0 and .*k16 are two studies: give one of them"):
             read_results(paths)
 
 
 def test_only_the_last_checkpoint_of_a_run_counts():
-    course = [one(ABOUT, "zero-shot", "cifar10", "acc1", 0.01 * step, steps=step) for step in (10, 20, 30)]
+    course = [
+        make_record(ABOUT, "zero-shot", "cifar10", "acc1", 0.01 * step, steps=step) for step in (10, 20, 30)
+    ]
     results = results_from(course)
     assert results.records["value"].tolist() == [0.3]
 

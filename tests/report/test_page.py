@@ -1,7 +1,5 @@
 """Pages, Markdown files, figures and tables of results, and run folders read during and after training."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -10,17 +8,17 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_records import made, results_from, write_study
+from made_records import made, make_run, results_from, write_study
 from PIL import Image
-from run_folders import make_run
 
 from diffclip.errors import InputError
 from diffclip.evaluation.records import write_records
+from diffclip.report.figures import pairs_chart, six_tasks_chart
 from diffclip.report.frame import read_results
 from diffclip.report.page import (
     build_report,
     run_facts,
-    write_figures,
+    write_charts,
     write_markdown,
     write_page,
     write_report,
@@ -112,7 +110,6 @@ def test_paper_tables_have_rows_of_the_paper_beside_ours(tmp_path):
     assert tables["few_shot_spread"].frame.iloc[-1]["CIFAR-10"] == "79.8 ± 0.1"
     spread = tables["linear_probe_spread"].frame
     assert "±" in spread.iloc[0]["Caltech-101"]
-    assert "other data" not in tables["classification"].note
     # a set with a validation split has no draws
     drawn = [record for record in made(LEVELS, draws=3) if record.dataset != "caltech101"]
     whole = [row.model_copy(update={"draw": None}) for row in made(LEVELS) if row.dataset == "caltech101"]
@@ -124,7 +121,7 @@ def test_paper_tables_have_rows_of_the_paper_beside_ours(tmp_path):
 
 def test_figures_are_written_as_png_and_tables_as_markdown_and_latex(report, tmp_path):
     names = {"forest", "arms", "six_tasks", "out_of_domain", "minimal_pairs", "training", "lambda"}
-    assert {path.stem for path in write_figures(tmp_path / "figures", report)} == names
+    assert {path.stem for path in write_charts(tmp_path / "figures", report)} == names
     files = write_tables(tmp_path, report)
     latex = (tmp_path / "comparison.tex").read_text("utf-8")
     assert r"\toprule" in latex
@@ -134,6 +131,15 @@ def test_figures_are_written_as_png_and_tables_as_markdown_and_latex(report, tmp
     assert r"\caption{50\% of A\_1 \& \#2 \textbackslash{}input\{\~{}/x\^{}2\}}" in caption
     assert {path.suffix for path in files} == {".md", ".tex"}
     assert "| DiffCLIP − CLIP |" in (tmp_path / "claims.md").read_text("utf-8")
+
+
+def test_charts_of_many_models_keep_the_compared_pair_and_say_how_many_are_left_out():
+    names = ("CLIP", "CLIP-gated", "CLIP-gated-headwise", "CLIP-registers", "CLIP-gated-registers")
+    results = results_from(made(dict.fromkeys((*names, "DiffCLIP", "DiffCLIP-vision"), 0.4), seeds=(0,)))
+    for chart in (six_tasks_chart(results), pairs_chart(results)):
+        legend = [text.get_text() for text in chart.figure.legends[0].get_texts()]
+        assert legend == [*names[:4], "DiffCLIP"]
+        assert chart.caption.endswith(" 5 of 7 models.")
 
 
 def test_the_claims_of_section_4_6_are_judged(study):
@@ -176,7 +182,7 @@ def test_run_state_is_finished_stopped_or_going(tmp_path, start, silent, state):
 def test_run_facts_have_progress_rate_machine_and_command(tmp_path):
     run = make_run(tmp_path / "run")
     about(run, steps=80, command="diffclip train x", machine={"name": "node1"}, gpus=[{"name": "H200"}] * 2)
-    facts = dict(run_facts(read_run(run)))
+    facts = run_facts(read_run(run))
     assert facts["step"] == "40 of 80 (50 %)"
     assert facts["rate"] == "80 samples per second, 2 % of the time waiting for data"
     assert [facts[name] for name in ("machine", "GPUs")] == ["name node1", "2 × H200"]

@@ -14,7 +14,7 @@ from diffclip.cli.console import Device, read_images, say_skipped, show_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.focus.view import View
-from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
+from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -43,7 +43,7 @@ def attend(
     images: Annotated[
         list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...", exists=True)
     ],
-    model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several models are drawn side by side.")],
+    model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several models make a row each.")],
     text: Annotated[list[str] | None, typer.Option(help="Text to look for; each text is a column.")] = None,
     method: Annotated[MethodName | None, typer.Option(help=_METHODS, metavar="METHOD")] = None,
     layers: Annotated[str, typer.Option(help=_LAYERS, show_default=False)] = "",
@@ -103,7 +103,7 @@ def attend(
                 views[label].append(model_view(image, prepared))
             yield image
 
-    with show_progress("attend", {"images": len(files)}) as progress:
+    with show_progress("attend") as progress:
         attended = attend_to(loaded, readable_images(progress), texts, view)
     with warnings.catch_warnings():
         # characters that the font lacks are drawn as boxes
@@ -133,7 +133,7 @@ def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
     from diffclip.config import variant_of
 
     chosen_device = pick_device(device)
-    loaded = [load_for_use(source) for source in sources]
+    loaded = [load_with_origin(source) for source in sources]
     variants = [variant_of(bundle.model.config) for bundle in loaded]
     for labels in (
         variants,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
-# copies of the names in evaluation.suite, run and corruptions: a wrong name is reported before these are imported
+# copies of the names in evaluation.suite and run: a wrong name is reported before these are imported
 SuiteName = Literal["scenes", "brief", "quick", "held-out", "clutter", "study", "attention", "paper"]
 TaskName = Literal[
     "zero-shot",
@@ -42,8 +42,6 @@ TaskName = Literal[
     "mechanics",
     "robustness",
 ]
-CorruptionName = Literal["noise", "blur", "jpeg", "contrast"]
-_MOST_SEVERE = 5
 _PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
 _OUTPUT = (
     "Write the records to this file (JSON lines); its finished tasks are not run again. "
@@ -105,7 +103,7 @@ def evaluate(
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets, run_entries
     from diffclip.files import check_writable
-    from diffclip.model_source import load_for_use
+    from diffclip.model_source import load_with_origin
 
     entries = _entries(suite, data, task, split, corrupt)
     if prompt is not None and all(entry.task not in ("focus", "faithfulness") for entry in entries):
@@ -128,14 +126,13 @@ def evaluate(
     tasks = 0
     with ExitStack() as bar:
 
-        def progress(entry: Entry, items: int) -> Progress:
-            return bar.enter_context(show_progress(f"{loaded.label}: {entry}", {"images": items}))
+        def progress(entry: Entry) -> Progress:
+            return bar.enter_context(show_progress(f"{loaded.label}: {entry}"))
 
-        options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "prompt": prompt}
-        options |= {"draws": range(seed, seed + seeds), "progress": progress}
+        draws = range(seed, seed + seeds)
         for source in sources:
             try:
-                loaded = load_for_use(source, model_name, image_size)
+                loaded = load_with_origin(source, model_name, image_size)
             except InputError as error:
                 if alone:
                     raise
@@ -144,7 +141,9 @@ def evaluate(
                 tasks += 1
                 continue
             loaded.model.to(chosen_device)
-            for measured in run_entries(loaded, entries, results, sets, **options):
+            for measured in run_entries(
+                loaded, entries, results, sets, draws, progress, batch_size, workers, prompt
+            ):
                 bar.close()
                 tasks += 1
                 records += measured.records
@@ -154,6 +153,12 @@ def evaluate(
                 if not alone:
                     print(_describe_entry(loaded, measured), file=sys.stderr, flush=True)
     _show(records, results, several, json_lines)
+    if results.replaced:
+        print(
+            f"diffclip: {results.replaced} of {tasks} tasks had a result in {output}, measured on other files, weights "
+            "or settings, which is replaced: give another --output to keep both",
+            file=sys.stderr,
+        )
     skipped = [fault for fault in faults if fault.kind != "note"]
     say_skipped(f"{len(skipped)} samples, shards or masks", skipped)
     for fault in faults:
@@ -213,8 +218,8 @@ def _check(
     split: str | None,
     corrupt: str | None,
 ) -> None:
-    """Make the checks that need no heavy import: options that exclude each other, and the corruption."""
-    from diffclip.errors import InputError, unknown_name
+    """Check that no options exclude each other."""
+    from diffclip.errors import InputError
 
     if not models:
         raise InputError(
@@ -231,19 +236,13 @@ def _check(
         raise InputError(
             f"--suite {suite} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
         )
-    if corrupt is not None:
-        change, _, severity = corrupt.partition(":")
-        if not severity.isdecimal():
-            raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
-        if change not in get_args(CorruptionName):
-            raise unknown_name("corruption", change, get_args(CorruptionName))
-        if not 1 <= int(severity) <= _MOST_SEVERE:
-            raise InputError(f"severity {severity} is out of range: give 1 to {_MOST_SEVERE}")
 
 
 def _entries(
     name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
 ) -> tuple[Entry, ...]:
+    from diffclip.errors import InputError
+    from diffclip.evaluation.corruptions import parameter
     from diffclip.evaluation.suite import SUITES, Entry
 
     if name is not None:
@@ -251,7 +250,10 @@ def _entries(
     entry = Entry(task, str(data), (split or "test",))
     if corrupt is None:
         return (entry,)
-    change, severity = corrupt.split(":")
+    change, _, severity = corrupt.partition(":")
+    if not severity.isdecimal():
+        raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
+    parameter(change, int(severity), size=224)  # to refuse a wrong one before a model is loaded
     return (replace(entry, corruption=change, severity=int(severity)),)
 
 

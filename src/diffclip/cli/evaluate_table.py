@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from diffclip.cli.console import print_table, table_console
-from diffclip.evaluation.records import Record
+from diffclip.evaluation.records import Record, records_table
 from diffclip.evaluation.results_file import Outcomes, outcome_key, same_items
 from diffclip.evaluation.statistics import mean_interval
 from diffclip.report.compare import ONE_RUN, compare, contrasts_of, verdict_text
@@ -28,8 +28,7 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
     With several training seeds, print the mean, and a verdict per model against CLIP. With one seed, print values with
     their intervals over items, and compare two models item by item if they were measured on the same items.
     """
-    frame = pd.DataFrame([record.model_dump() for record in records], columns=list(Record.model_fields))
-    results = results_of(frame.assign(place=range(len(frame))))
+    results = results_of(records_table(records).assign(place=range(len(records))))
     plain = results.records[results.records["layer"].isna()]
     measures = list(plain["measure"].unique())
     if headlines_only or len(measures) > _MOST:

@@ -44,10 +44,6 @@ def report(
             metavar="SET",
         ),
     ] = None,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Write records and curves of the runs into this folder, small enough to commit."),
-    ] = None,
 ) -> None:
     """Show which model is better at which task, and whether the difference is real.
 
@@ -60,38 +56,30 @@ def report(
     Example: diffclip report runs/clip runs/diffclip --output report.html --attention scenes
 
     Example: diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md
-
-    Example: diffclip report runs/clip runs/diffclip --save benchmarks/results/demo
     """
     from diffclip.errors import InputError, require_group
 
     require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
-    from diffclip.evaluation.records import RESULTS_FILE
-    from diffclip.study.results import CURVES_FILE
+    from diffclip.data.published_sets import BUILT_IN
     from diffclip.training.run_folder import METRICS_FILE
 
-    if all(target is None for target in (output, tables, figures, markdown, save)):
+    if all(target is None for target in (output, tables, figures, markdown)):
         is_run = len(paths) == 1 and (paths[0] / METRICS_FILE).is_file()
         output = paths[0] / "report.html" if is_run else Path("report.html")
     if attention is not None and output is None and figures is None:
         raise InputError("--attention needs a place for its figures: give --output FILE or --figures FOLDER")
+    if attention is not None and attention not in BUILT_IN and not Path(attention).expanduser().is_dir():
+        raise InputError(
+            f"--attention {attention} is not a folder: give one in clip_benchmark's layout, or 'scenes'"
+        )
 
-    from diffclip.files import check_not_input
-    from diffclip.report.frame import read_results, save_results
-    from diffclip.report.page import build_report, write_figures, write_markdown, write_page, write_tables
+    from diffclip.report.frame import read_results
+    from diffclip.report.page import build_report, write_charts, write_markdown, write_page, write_tables
 
     for option, file, ending in (("--output", output, ".html"), ("--markdown", markdown, ".md")):
         if file is not None and file.suffix != ending:
             raise InputError(f"{option} {file}: give a name that ends with {ending}")
-    inputs = [file for path in paths for file in (path.rglob("*.jsonl") if path.is_dir() else [path])]
-    for file in (save / RESULTS_FILE, save / CURVES_FILE) if save else ():
-        check_not_input(file, inputs)
-    if save is not None and any(save.resolve().is_relative_to(path.resolve()) for path in paths):
-        raise InputError(f"--save {save} lies in one of the inputs: give another folder")
-    written = [save_results(paths, save)] if save is not None else []
-    if written and output is markdown is figures is tables is None:
-        typer.echo(f"wrote {save}")
-        return
+    written: list[Path] = []
     command = shlex.join(["diffclip", *sys.argv[1:]])
     built = build_report(read_results(paths), paths, title, paper)
     looks = _attention(paths, attention) if attention else {}
@@ -100,12 +88,12 @@ def report(
     if markdown is not None:
         written += write_markdown(markdown, built, command, figures)
     elif figures is not None:
-        written += write_figures(figures, built)
+        written += write_charts(figures, built)
     if figures is not None and looks:
-        from diffclip.report.attention import write_figures as write_in_full_color
+        from diffclip.report.attention import write_figures
 
         for stem, extra in looks.items():
-            written += write_in_full_color([figures / f"{stem}.png"], extra.figures, len(extra.figures))
+            written += write_figures([figures / f"{stem}.png"], extra.figures, len(extra.figures))
     if tables is not None:
         written += write_tables(tables, built)
     for path in written:
@@ -117,7 +105,7 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
     from diffclip.errors import InputError
     from diffclip.evaluation.run import Sets
     from diffclip.evaluation.suite import Entry
-    from diffclip.model_source import load_for_use
+    from diffclip.model_source import load_with_origin
     from diffclip.report.examples import paper_figures
     from diffclip.training.run_folder import read_run, run_folders
 
@@ -125,7 +113,7 @@ def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
     for run in map(read_run, (folder for path in paths if path.is_dir() for folder in run_folders(path))):
         checkpoints = [run.folder / "checkpoints" / kind for kind in ("best", "last")]
         if run.arm not in models and any(checkpoint.exists() for checkpoint in checkpoints):
-            loaded = load_for_use(str(run.folder))
+            loaded = load_with_origin(str(run.folder))
             models[run.arm] = (loaded.model, loaded.preprocess, loaded.tokenizer)
     if not models:
         raise InputError(

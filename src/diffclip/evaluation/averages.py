@@ -17,9 +17,17 @@ from diffclip.data.published_sets import base_of, images_of
 from diffclip.evaluation.records import Record
 
 SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
-PANELS = ("linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain")
-"""The tasks of Figures 1 and 5, in the paper's order; records of the task `six-tasks` have them as `dataset`."""
 AVERAGE, MEAN_OF_SHIFTS, MEAN_OF_ALL, DROP = "average", "mean_of_shifts", "mean_of_all", "drop"
+PANELS: dict[str, tuple[str, str | None]] = {
+    "linear probing": ("linear-probe", None),
+    "few-shot": ("few-shot", "acc1"),
+    "image retrieval": ("retrieval", "image_retrieval_recall@5"),
+    "text retrieval": ("retrieval", "text_retrieval_recall@5"),
+    "zero-shot": ("zero-shot", "acc1"),
+    "out of domain": (OUT_OF_DOMAIN, MEAN_OF_SHIFTS),
+}
+"""The tasks of Figures 1 and 5, in the paper's order: task and metric (None: `headline_metric`) of the records that
+they average. Records of the task `six-tasks` have them as `dataset`."""
 
 _IMAGENET = "imagenet1k"
 # spellings in folder names and in clip_benchmark
@@ -60,14 +68,15 @@ def _averages(records: Sequence[Record]) -> list[Record]:
     plain = [record for record in records if record.corruption is None and base_of(record.dataset) is None]
     accuracies = [record for record in records if record.task == "zero-shot" and record.metric == "acc1"]
     bases = [record for record in plain if record.task == "zero-shot" and record.metric == "acc1"]
-    probes = [record for record in plain if record.task == "linear-probe"]
     panels = {
-        "linear probing": [record for record in probes if record.metric == headline_metric(record.dataset)],
-        "few-shot": [record for record in plain if record.task == "few-shot"],
-        "image retrieval": [record for record in plain if record.metric == "image_retrieval_recall@5"],
-        "text retrieval": [record for record in plain if record.metric == "text_retrieval_recall@5"],
-        "zero-shot": [record for record in bases if record.dataset == _IMAGENET] or bases,
+        panel: [
+            record
+            for record in plain
+            if record.task == task and record.metric == (metric or headline_metric(record.dataset))
+        ]
+        for panel, (task, metric) in PANELS.items()
     }
+    panels["zero-shot"] = [record for record in bases if record.dataset == _IMAGENET] or bases
     averages = [
         _mean(parts, SIX_TASKS, panel, AVERAGE, draw)
         for panel, group in panels.items()

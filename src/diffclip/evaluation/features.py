@@ -6,14 +6,13 @@ in float32, not scaled to unit length. Shapes: N images, D vision width.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
@@ -93,15 +92,6 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
     cached: tuple[Features, list[Fault]] = setting.features[key]
     setting.data.faults = list(dict.fromkeys(setting.data.faults + cached[1]))
     return cached[0]
-
-
-def weights_digest(module: nn.Module) -> str:
-    """Hash the names, types, shapes and bytes of a module's parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Shapes: n items, L layers, H heads, P patches, B images, T texts per image, S im
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,34 +56,26 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     tables: list[dict[Place, Tensor]] = []
     positions: list[int] = []
     coverages: list[Tensor] = []
-    limit = images_at_once(model)
-    for batch in setting.batches():
-        groups: dict[int, list[_Image]] = {}  # by number of texts
-        for image, position in zip(batch.images, batch.positions, strict=True):
-            texts, coverage = texts_in_view(setting, position, grid)
-            if texts:
-                groups.setdefault(len(texts), []).append((position, image, texts, coverage))
-        parts = [group[i : i + limit] for group in groups.values() for i in range(0, len(group), limit)]
-        for part in parts:
-            part_positions, pixels, part_texts, shares = zip(*part, strict=True)
-            own_texts = torch.tensor([[index[text] for text in texts] for texts in part_texts])
-            other_texts = [[index[other_text(text, texts, circle)] for text in texts] for texts in part_texts]
-            covered = torch.from_numpy(np.concatenate(shares)).flatten(1)
-            images = torch.stack(pixels).to(features.device)
-            contrast = features[torch.tensor(other_texts)] if len(all_texts) > 1 else None
-            maps = _last_layer(model, images, features[own_texts], contrast)
-            blind = image_relevances(untrained, images, fresh[own_texts], methods=["relevance"])["relevance"]
-            maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
-            maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
-            headlines = {
-                Place(map, name): values
-                for map, rows in maps.items()
-                for name, values in _patches(rows, covered).items()
-            }
-            primary = {place: values for place, values in headlines.items() if place.map == OWN_MINUS_OTHER}
-            tables.append(primary | _measure(model, images, features[own_texts], covered) | headlines)
-            positions += np.repeat(part_positions, own_texts.shape[1]).tolist()
-            coverages.append(covered)
+    for part in _parts(setting, grid):
+        part_positions, pixels, part_texts, shares = zip(*part, strict=True)
+        own_texts = torch.tensor([[index[text] for text in texts] for texts in part_texts])
+        other_texts = [[index[other_text(text, texts, circle)] for text in texts] for texts in part_texts]
+        covered = torch.from_numpy(np.concatenate(shares)).flatten(1)
+        images = torch.stack(pixels).to(features.device)
+        contrast = features[torch.tensor(other_texts)] if len(all_texts) > 1 else None
+        maps = _last_layer(model, images, features[own_texts], contrast)
+        blind = image_relevances(untrained, images, fresh[own_texts], methods=["relevance"])["relevance"]
+        maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
+        maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
+        headlines = {
+            Place(map, name): values
+            for map, rows in maps.items()
+            for name, values in _patches(rows, covered).items()
+        }
+        primary = {place: values for place, values in headlines.items() if place.map == OWN_MINUS_OTHER}
+        tables.append(primary | _measure(model, images, features[own_texts], covered) | headlines)
+        positions += np.repeat(part_positions, own_texts.shape[1]).tolist()
+        coverages.append(covered)
     data.faults = list(dict.fromkeys(data.faults))
     if len(set(positions)) < 2:
         reason = f": {data.faults[-1]}" if data.faults else ""
@@ -114,6 +106,19 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         "layer, rollout of all layers, mean over layers and heads of the others"
     )
     return with_facts(scores, protocol=method)
+
+
+def _parts(setting: Setting[MaskedSet], grid: int) -> Iterator[list[_Image]]:
+    """Yield the images with an object in view, in parts with equal numbers of texts whose maps fit into memory."""
+    limit = images_at_once(setting.model)
+    for batch in setting.batches():
+        groups: dict[int, list[_Image]] = {}  # by number of texts
+        for image, position in zip(batch.images, batch.positions, strict=True):
+            texts, coverage = texts_in_view(setting, position, grid)
+            if texts:
+                groups.setdefault(len(texts), []).append((position, image, texts, coverage))
+        for group in groups.values():
+            yield from (group[start : start + limit] for start in range(0, len(group), limit))
 
 
 def distinct_texts(setting: Setting[Any]) -> list[str]:

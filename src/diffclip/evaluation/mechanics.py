@@ -24,6 +24,7 @@ from diffclip.attention.module import AttentionMaps
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.evaluation.embed import Setting, check_embeddings
 from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
+from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.focus import measures
 from diffclip.focus.maps import map_correlation, patch_grid, patch_part
@@ -34,6 +35,10 @@ HIGH_NORM = 3.0
 SINK_RATIO = "sink_ratio"
 _BY_HEAD = (("attention", SINK_RATIO), (None, "map_correlation"))
 _UNIFORM = {SINK_RATIO: 1.0, "sink_value_norm": 1.0, "entropy": 1.0, "map_correlation": 0.0}
+_BOUNDS: dict[str, Bounds] = {
+    **dict.fromkeys(("entropy", "high_norm_share", "negative_weight"), SHARE),
+    **dict.fromkeys(("map_correlation", "gradient_cosine"), (-1.0, 1.0)),
+}
 
 _Measures = dict[tuple[str | None, str], Tensor]  # by map and metric; map None: it belongs to no single map
 
@@ -58,7 +63,8 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
         values = torch.cat(parts)
         layers = values.mean(2) if values.ndim == 3 else values
         table |= by_place(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
-    scores = [_ratio(score) for score in place_scores(table, lambda place: _UNIFORM.get(place.metric))]
+    uniform, bounds = (lambda place: _UNIFORM.get(place.metric)), (lambda place: _BOUNDS.get(place.metric))
+    scores = [_ratio(score) for score in place_scores(table, uniform, bounds)]
     method = (
         "vision tower, all tokens; means over layers and heads unless one is named; high norm: above "
         f"{HIGH_NORM:g} times the median patch; gradients of the cosine of image and own text"

@@ -158,11 +158,16 @@ def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
         InputError: as `read_records` and `record_files`; pandas is not installed.
     """
     require_group("report", "pandas")
+    sources = [paths] if isinstance(paths, (str, PathLike)) else paths
+    return records_table(record for path in record_files(sources) for record in read_records(path))
+
+
+def records_table(records: Iterable[Record]) -> pd.DataFrame:
+    """Make the table of `load_records` from records."""
     import pandas as pd
 
-    sources = [paths] if isinstance(paths, (str, PathLike)) else paths
-    records = [record.model_dump() for path in record_files(sources) for record in read_records(path)]
-    frame = pd.DataFrame(records, columns=list(Record.model_fields))
+    rows = [record.model_dump() for record in records]
+    frame = pd.DataFrame(rows, columns=list(Record.model_fields))
     integers = ("count", "seed", "draw", "classes", "templates", "severity", "layer", "head", "steps")
     reals = ("value", "low", "high", "chance", "epsilon", "seconds")
     return frame.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(reals, "float64"))

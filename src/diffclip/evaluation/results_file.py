@@ -21,10 +21,11 @@ from diffclip.evaluation.records import MEASURE, Record, read_records, write_rec
 from diffclip.evaluation.scores import Score
 from diffclip.files import hold_lock, write_atomically, write_text
 
-_TASK = (
+_MEASUREMENT = (
     *("model", "weights", "seed", "task", "dataset"),
-    *("split", "corruption", "severity", "templates", "draw"),
+    *("split", "corruption", "severity", "templates"),
 )
+_TASK = (*_MEASUREMENT, "draw")
 
 
 class Outcomes(NamedTuple):
@@ -53,6 +54,8 @@ def read_outcomes(records: Path) -> dict[str, Outcomes] | None:
 class ResultsFile:
     """Results of any models and tasks; new results replace earlier ones of the same model, task and set.
 
+    `replaced` counts the tasks whose earlier result, with another stamp, was replaced.
+
     Args:
         path: the file; None keeps results in memory only.
 
@@ -69,6 +72,7 @@ class ResultsFile:
         self._records: list[Record] = []
         self.outcomes: dict[str, Outcomes] = {}
         self._stamps: dict[str, str] = {}
+        self.replaced = 0
         self._read()
 
     def _read(self) -> None:
@@ -87,30 +91,40 @@ class ResultsFile:
         several = len({(record.task, record.dataset, record.corruption) for record in self._records}) > 1
         return with_averages(self._records) if several else list(self._records)
 
-    def find(self, stamp: str) -> list[Record]:
-        """Return the records of the finished task with this stamp; empty if there is none."""
+    def find(self, stamp: str, draw: int | None = None) -> list[Record]:
+        """Return the records of the finished task with this stamp and draw; empty if there is none."""
         tasks = {task for task, known in self._stamps.items() if known == stamp}
-        return [record for record in self._records if _key(record, *_TASK) in tasks]
+        finished = [record for record in self._records if _key(record, *_TASK) in tasks]
+        return [record for record in finished if record.draw in (None, draw)]
 
     def add(self, scores: Sequence[Score], stamp: str = "", **facts: Any) -> list[Record]:
         """Add the scores of a task, write all files and return the records. Results that other processes added stay.
 
+        Other draws with another stamp are removed, because a mean over draws must not mix two measurements.
+
         Args:
-            stamp: identifies what the task was measured on, for `find`.
+            stamp: identifies what the task was measured on, for `find`; all draws share it.
             facts: fields of the records that the scores do not have: the model's, and `seconds`.
         """
         records = [score.record(**facts) for score in scores]
-        key = _key(records[0], *_TASK)
+        key, measurement = _key(records[0], *_TASK), _key(records[0], *_MEASUREMENT)
         with (
             nullcontext() if self.path is None else hold_lock(self.path.with_name(f".{self.path.name}.lock"))
         ):
             self._read()
-            if self._stamps.pop(key, stamp) != stamp:
+            draws = [record for record in self._records if _key(record, *_MEASUREMENT) == measurement]
+            outdated = {task for record in draws if self._stamps.get(task := _key(record, *_TASK)) != stamp}
+            for task in outdated:
+                self._stamps.pop(task, None)
+            if outdated:
+                self.replaced += 1
                 self._write_stamps()  # if killed before the end, the old stamp must not stand for the new records
-            for record in self._records:
-                if _key(record, *_TASK) == key:
+            for record in draws:
+                if _key(record, *_TASK) in {key, *outdated}:
                     self.outcomes.pop(outcome_key(record), None)
-            self._records = [record for record in self._records if _key(record, *_TASK) != key] + records
+            self._records = [
+                record for record in self._records if _key(record, *_TASK) not in {key, *outdated}
+            ] + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
                     self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)

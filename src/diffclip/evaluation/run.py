@@ -6,7 +6,7 @@ A task is one function. It takes a `Setting` (model, preparation, set) and retur
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
 2. Add a line to `TASKS`: the kinds of set that it reads, and the `options` of `Setting` that not every task uses.
-3. Name it in `report/names.py` (`_TASKS`, `METRICS`) and the suites that measure it.
+3. Name it in `cli/evaluate.py` (`TaskName`), `report/names.py` (`_TASKS`, `METRICS`) and the suites that measure it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.faithfulness import faithfulness
-from diffclip.evaluation.features import weights_digest
 from diffclip.evaluation.few_shot import few_shot
 from diffclip.evaluation.focus import focus
 from diffclip.evaluation.linear_probe import linear_probe
@@ -48,10 +47,12 @@ from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
 from diffclip.evaluation.zero_shot import retrieval, zero_shot
 from diffclip.model_source import Loaded
 from diffclip.scenes.write import draw_built_in
+from diffclip.weights import weights_digest
 
 
 class Task(NamedTuple):
-    """A task: the kinds of set that it reads, its function, and the fields of `Setting` that not every task uses.
+    """A task: the kinds of set that it reads, its function, and the fields of `Setting`, except `draw`, that not every
+    task uses.
 
     The default task of a set is the first in `TASKS` that has the set's kind as its first. With `squash` images are not
     cropped. The function raises `InputError` for an unusable model or set, and for embeddings that are not finite.
@@ -66,12 +67,12 @@ class Task(NamedTuple):
 TASKS = {
     "zero-shot": Task(("classification",), zero_shot),
     "retrieval": Task(("retrieval",), retrieval),
-    "linear-probe": Task(("classification",), linear_probe, ("draw",)),
-    "few-shot": Task(("classification",), few_shot, ("draw",)),
+    "linear-probe": Task(("classification",), linear_probe),
+    "few-shot": Task(("classification",), few_shot),
     "mmvp": Task(("mmvp",), mmvp),
     "focus": Task(("masks",), focus, ("prompt", "words", "init")),
     "mechanics": Task(("retrieval", "classification", "masks"), mechanics),
-    "robustness": Task(("classification", "retrieval", "masks"), robustness, ("draw",)),
+    "robustness": Task(("classification", "retrieval", "masks"), robustness),
     "faithfulness": Task(("classification", "masks"), faithfulness, ("prompt", "words")),
     "segmentation": Task(("segmentation",), segmentation, squash=True),
     "sugarcrepe": Task(("sugarcrepe",), sugarcrepe),
@@ -195,8 +196,10 @@ def run_entries(
     results: ResultsFile,
     sets: Sets,
     draws: Sequence[int] = (0,),
-    progress: Callable[[Entry, int], Progress] | None = None,
-    **how: Any,
+    progress: Callable[[Entry], Progress] | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    prompt: str | None = None,
 ) -> Iterator[Measured]:
     """Run each entry on one model, in order. Tasks that draw at random are run once per draw.
 
@@ -206,31 +209,21 @@ def run_entries(
         results: gets each result, and is written after it. A task is not run again if `results` holds it already,
             measured on the same weights and files in the same way.
         draws: seeds of the tasks that draw at random; other tasks are run once.
-        progress: makes the progress report of an entry from the entry and its number of items.
-        how: `batch_size`, `workers` and `prompt` of `Setting`.
+        progress: makes the progress report of an entry.
+        batch_size, workers, prompt: as in `Setting`; `prompt` replaces the prompts and words of entries.
     """
     digest = weights_digest(loaded.model) if results.path else ""
-    how["features"] = {}
+    features: dict[tuple[str, ...], Any] = {}
     for entry in entries:
         for draw in draws:
             try:
-                data = sets.open(entry)
-                transform = loaded.preprocess
-                if entry.interpolation is not None:
-                    transform = _replace_fields(transform, interpolation=entry.interpolation)
-                if entry.corruption is not None:
-                    transform = CorruptedTransform(transform, entry.corruption, entry.severity)
-                wording = {"prompt": entry.prompt, "words": dict(entry.words)} if entry.prompt else {}
-                setting = Setting(
-                    model=loaded.model,
-                    preprocess=transform,
-                    tokenizer=loaded.tokenizer,
-                    data=data,
+                setting = replace(
+                    _setting_of(loaded, entry, sets.open(entry), prompt),
                     draw=draw,
-                    init=loaded.init or "matched",
-                    templates=entry.templates,
-                    progress=progress(entry, len(data)) if progress else None,
-                    **(how if how.get("prompt") else how | wording),
+                    batch_size=batch_size,
+                    workers=workers,
+                    progress=progress(entry) if progress else None,
+                    features=features,
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
             except Exception as error:
@@ -239,6 +232,25 @@ def run_entries(
             yield measured
             if not any(record.draw is not None for record in measured.records):
                 break
+
+
+def _setting_of(loaded: Loaded, entry: Entry, data: EvaluationSet, prompt: str | None) -> Setting[Any]:
+    """Combine a model with an entry and its set; `prompt` replaces the entry's own prompt and words."""
+    transform = loaded.preprocess
+    if entry.interpolation is not None:
+        transform = _replace_fields(transform, interpolation=entry.interpolation)
+    if entry.corruption is not None:
+        transform = CorruptedTransform(transform, entry.corruption, entry.severity)
+    return Setting(
+        model=loaded.model,
+        preprocess=transform,
+        tokenizer=loaded.tokenizer,
+        data=data,
+        prompt=prompt or entry.prompt,
+        words={} if prompt else dict(entry.words),
+        init=loaded.init or "matched",
+        templates=entry.templates,
+    )
 
 
 def _measure(
@@ -256,11 +268,11 @@ def _measure(
     splits = [data, *(data.beside(split) for split in learned if split != parts_of(data.split)[0])]
     files = [split.identity for split in splits if split is not None]
     images = [transform.identity, transform.preprocess, *files]
-    # everything that a result depends on
+    # everything that a result depends on except the draw: draws with one stamp may be averaged
     config = loaded.model.config.model_dump(mode="json")
     facts = [diffclip.__version__, model, digest, config, task, options, images]
     stamp = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    if finished := results.find(stamp):
+    if finished := results.find(stamp, setting.draw):
         return Measured(entry, setting.draw, finished, reused=True)
     scores = run_task(task, setting)
     seconds = time.monotonic() - started

@@ -110,7 +110,7 @@ def by_place(
 def place_scores(
     table: Mapping[Place, Tensor],
     chance: Callable[[Place], float | None],
-    bounds: Callable[[Place], Bounds] = lambda place: None,
+    bounds: Callable[[Place], Bounds],
     clusters: NDArray[np.int64] | None = None,
 ) -> list[Score]:
     """Score values [n] of each place: first all headlines, with their outcomes, then all layers, then all heads."""

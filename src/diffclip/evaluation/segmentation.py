@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffclip.data.masks import NOT_LABELED, SegmentedSet
+from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.data.masks import NOT_LABELED, classes_at
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, check_embeddings, evaluation_mode
 from diffclip.evaluation.scores import Score, with_facts
@@ -22,7 +23,7 @@ from diffclip.model import READOUTS
 MAJORITY = "majority class"
 
 
-def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
+def segmentation(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `mean_iou`, over the classes that occur, and `pixel_accuracy`, over all labeled pixels, of each map.
 
     `setting.preprocess` must not crop. The outcome of an image in `pixel_accuracy` is its number of right pixels,
@@ -34,7 +35,7 @@ def segmentation(setting: Setting[SegmentedSet]) -> list[Score]:
     counts: dict[str, list[Tensor]] = {readout: [] for readout in READOUTS}
     with evaluation_mode(model):
         for batch in setting.batches():
-            truths = [data.classes_at(position) for position in batch.positions]
+            truths = [classes_at(data, position) for position in batch.positions]
             images = batch.images.to(classifier.device, model.logit_scale.dtype)
             for readout in READOUTS:
                 patches = model.encode_patches(images, readout=readout).float()

@@ -16,7 +16,7 @@ from diffclip.data.published_sets import (
     command_for,
     is_there,
     parts_of,
-    place_of,
+    published_folder,
     set_folder,
 )
 from diffclip.errors import InputError
@@ -141,7 +141,7 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
     missing: dict[str, str] = {}
     for entry in entries:
         if entry.dataset in PUBLISHED:
-            folder = place_of(entry.dataset, root or "FOLDER")
+            folder = published_folder(entry.dataset, root or "FOLDER")
             command = command_for(entry.dataset, root or "FOLDER")
             advice = f"{PUBLISHED[entry.dataset].size} to download: {command}"
             if not any(is_there(entry.dataset, parts_of(split)[0], folder) for split in entry.splits):

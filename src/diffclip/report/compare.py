@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from diffclip.evaluation.averages import SIX_TASKS
 from diffclip.evaluation.statistics import ALPHA, Contrast, above_chance, compare_arms, with_verdicts
 from diffclip.report.frame import Results, headlines, measures_of, values_of
-from diffclip.report.names import direction, in_order, is_share, percent, variant_of
+from diffclip.report.names import direction, in_order, is_share, percent, variant_in_name
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 ONE_RUN = "One run each: another seed or processor can turn this around."
@@ -31,8 +32,8 @@ def clip_of(model: str, models: Sequence[str]) -> str | None:
 
     If there are several, or if a name contains a run or file in brackets, no other CLIP is known to be trained alike.
     """
-    baselines = [name for name in models if variant_of(name) == BASELINE]
-    baseline = model.replace(variant_of(model), BASELINE)
+    baselines = [name for name in models if variant_in_name(name) == BASELINE]
+    baseline = model.replace(variant_in_name(model), BASELINE)
     if baseline in baselines:
         return baseline
     alone = len(baselines) == 1 and not any(name.endswith(")") for name in (model, *baselines))
@@ -72,7 +73,7 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
         table = compare_arms(rows[["model", "seed", "value"]], tested, pair, results.margin)
         row = fields.loc[measure].to_dict()
         share = is_share(row)
-        panel = row["dataset"] if row["task"] == "six-tasks" else row["task"]
+        panel = row["dataset"] if row["task"] == SIX_TASKS else row["task"]
         table = table.assign(measure=measure, label=row["label"], panel=panel, share=share)
         table = table.assign(margin=results.margin, chance=rows["chance"].mean())
         if not share:
@@ -89,7 +90,8 @@ def compare(results: Results, measures: Sequence[int], contrasts: Sequence[Contr
         rows = compared["measure"].map(fields["metric"]).map(direction) == sign
         compared.loc[rows, "verdict"] = compared.loc[rows, "verdict"].replace(words)
     if primary and _count_missing(results, primary[1]):
-        compared.loc[compared["primary"], ["p_holm", "verdict"]] = [float("nan"), "unfinished"]
+        is_unfinished = compared["primary"] & (compared["seeds"] > 1)
+        compared.loc[is_unfinished, ["p_holm", "verdict"]] = [float("nan"), "unfinished"]
     return compared
 
 
@@ -119,14 +121,16 @@ def is_above_chance(values: pd.DataFrame, metric: str) -> bool | None:
 
 
 def verdict_text(row: pd.Series) -> str:
-    """Put a row's verdict into words: "better", "equivalent within 1 point", "worse (neither shown above chance)"."""
-    word = str(row["verdict"])
-    if word == "equivalent":
-        points = 100 * float(row["margin"])
-        word += f" within {points:g} point{'s' * (points != 1)}"
-    if row["not_above_chance"] and word != "one run":
-        word += " (neither shown above chance)"
-    return word
+    """Put a row's verdict and the note about chance into words: "worse (neither shown above chance)"."""
+    has_note = row["not_above_chance"] and row["verdict"] != "one run"
+    return verdict_words(row) + (" (neither shown above chance)" if has_note else "")
+
+
+def verdict_words(row: pd.Series) -> str:
+    """Put a row's verdict into words: "better", "equivalent within 1 point"."""
+    points = 100 * float(row["margin"])
+    margin = f" within {points:g} point{'s' * (points != 1)}" if row["verdict"] == "equivalent" else ""
+    return f"{row['verdict']}{margin}"
 
 
 def verdict_class(row: pd.Series) -> str:
@@ -184,7 +188,7 @@ def _seeds_of(results: Results, row: pd.Series) -> str:
         is_diverged = runs["arm"].isin(pair) & runs["diverged"].notna() & (runs["group"] != "sweep")
         facts += [f"{Path(run).name} diverged" for run in runs.loc[is_diverged, "run"]]
     if missing := _count_missing(results, pair):
-        facts.append(f"{missing} runs to come")
+        facts.append(f"{missing} run{'s' * (missing > 1)} to come")
     return ", ".join(facts)
 
 
@@ -195,7 +199,7 @@ def baselines_of(comparisons: pd.DataFrame) -> str:
 
 def not_learned_note(results: Results) -> str:
     """Say in which measures of single sets no model is shown to be above chance; "" if there are none."""
-    records = results.records[results.records["task"] != "six-tasks"]
+    records = results.records[results.records["task"] != SIX_TASKS]
     values, fields = values_of(records), measures_of(records)
     labels = []
     for measure in headlines(records):

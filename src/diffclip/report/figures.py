@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,19 @@ from matplotlib.lines import Line2D
 from matplotlib.projections.polar import PolarAxes
 from matplotlib.ticker import MaxNLocator
 
-from diffclip.evaluation.averages import PANELS
-from diffclip.report.compare import verdict_text
+from diffclip.data.published_sets import base_of
+from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN, PANELS, SIX_TASKS
+from diffclip.report.compare import BASELINE, TREATED, verdict_words
 from diffclip.report.frame import Results, measures_of, values_of
-from diffclip.report.names import DATASETS, capitalized, in_order, is_share, percent
+from diffclip.report.names import (
+    DATASETS,
+    capitalized,
+    in_order,
+    is_share,
+    metric_label,
+    percent,
+    variant_in_name,
+)
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 
 Curve = dict[str, Any]  # a line of `curves.jsonl`
@@ -92,7 +101,7 @@ def forest_chart(
         color, transform, y = colors[row["model"]], axes.get_yaxis_transform(), y + 1
         label = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
         summary = percent(row["difference"], sign=True)
-        summary += "" if row["verdict"] == "one run" else f"  {verdict_text(row).split(' (')[0]}"
+        summary += "" if row["verdict"] == "one run" else f"  {verdict_words(row)}"
         if several or len(label + summary) > _LETTERS:  # the measure is named once, in a line of its own
             if not several or row["measure"] != measure:
                 axes.text(0, y - 0.32, label, transform=transform, fontsize=9, color=INK)
@@ -131,41 +140,34 @@ def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart
     """Draw values with their intervals over items, or the standard deviation over several runs."""
     records, fields = results.records, measures_of(results.records)
     shares = [measure for measure in measures if is_share(fields.loc[measure])]
-    if not shares:
-        return None
     rows = [(fields.loc[measure, "label"], records[records["measure"] == measure]) for measure in shares]
-    caption = f"Values in percent. {_WHISKERS}"
-    return Chart("values", title, caption, _bars(results, rows))
+    return _bar_chart(results, rows, "values", title, "Values in percent.")
 
 
 def six_tasks_chart(results: Results) -> Chart | None:
     """Draw the paper's Figures 1 and 5: six tasks, each the mean over its sets."""
     frame = results.records
-    averages = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
+    averages = frame[(frame["task"] == SIX_TASKS) & (frame["metric"] == AVERAGE)]
     parts = {panel: averages[averages["dataset"] == panel] for panel in PANELS}
     rows = [(capitalized(panel), _widest(part)) for panel, part in parts.items() if len(part)]
-    caption = f"Means over the sets of each task, in percent. {_WHISKERS}"
-    return Chart("six_tasks", "Six tasks", caption, _bars(results, rows)) if rows else None
+    caption = "Means over the sets of each task, in percent."
+    return _bar_chart(results, rows, "six_tasks", "Six tasks", caption)
 
 
 def out_of_domain_chart(results: Results) -> Chart | None:
     """Draw the paper's Figure 3: a set, its shifts and their mean."""
     frame = results.records
-    families = frame[(frame["task"] == "out-of-domain") & (frame["metric"] == "mean_of_shifts")]
+    families = frame[(frame["task"] == OUT_OF_DOMAIN) & (frame["metric"] == MEAN_OF_SHIFTS)]
     rows: list[tuple[str, pd.DataFrame]] = []
     accuracy = frame[(frame["task"] == "zero-shot") & (frame["metric"] == "acc1")]
-    labels = measures_of(accuracy)["label"]
+    labels, prefix = measures_of(accuracy)["label"], metric_label({"task": "zero-shot", "metric": "acc1"})
     for base, family in families.groupby("dataset", sort=False):
-        shifts = {name.partition(",")[0] for names in family["of"].dropna() for name in names}
-        members = accuracy[(accuracy["dataset"] == base) | accuracy["dataset"].isin(shifts)]
+        members = accuracy[(accuracy["dataset"] == base) | (accuracy["dataset"].map(base_of) == base)]
         for measure, group in members.groupby("measure", sort=False):
-            rows.append((labels[measure].partition(", ")[2], group))
+            rows.append((labels[measure].removeprefix(f"{prefix}, "), group))
         rows.append((f"{DATASETS.get(base, base)}, mean of shifts", _widest(family)))
-    caption = (
-        "Zero-shot top-1 in percent on sets, their shifts and the mean of the shifts, without training on any. "
-        f"{_WHISKERS}"
-    )
-    return Chart("out_of_domain", "Out of domain", caption, _bars(results, rows)) if rows else None
+    caption = "Zero-shot top-1 in percent on sets, their shifts and the mean of the shifts, without training on any."
+    return _bar_chart(results, rows, "out_of_domain", "Out of domain", caption)
 
 
 def pairs_chart(results: Results) -> Chart | None:
@@ -175,7 +177,7 @@ def pairs_chart(results: Results) -> Chart | None:
     if pairs["metric"].nunique() < 3:
         return None
     pairs = pairs[pairs["dataset"] == pairs["dataset"].iloc[0]]
-    models, colors = in_order(pairs["model"].unique())[:_MAX_MODELS], colors_of(results.models)
+    (models, cut), colors = _first_models(results, pairs["model"]), colors_of(results.models)
     table = pairs.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
     angles = np.linspace(0, 2 * math.pi, len(table), endpoint=False)
     names = [textwrap.fill(metric.partition("/")[2], 16) for metric in table.index]
@@ -199,14 +201,14 @@ def pairs_chart(results: Results) -> Chart | None:
     add_legend(figure, models, colors)
     caption = (
         "Share of pairs, in percent, of which both statements pick their own image; "
-        f"{int(pairs['count'].iloc[0])} pairs per pattern. Dashed: chance, {percent(chance)} %."
+        f"{int(pairs['count'].iloc[0])} pairs per pattern. Dashed: chance, {percent(chance)} %.{cut}"
     )
     return Chart("minimal_pairs", "Minimal pairs", caption, figure)
 
 
 def training_chart(results: Results) -> Chart | None:
     """Draw the training loss and the validation score over steps: a thin line per run, a thick one per arm's mean."""
-    curves = _shown_curves(results)
+    curves, cut = _shown_curves(results)
     if not curves:
         return None
     losses = [(curve["arm"], _points(curve["step"], curve["loss"])) for curve in curves]
@@ -225,14 +227,15 @@ def training_chart(results: Results) -> Chart | None:
     add_legend(figure, _arms(curves), colors)
     caption = (
         "Loss, and the validation score (mean of six recalls, in percent) that chooses the checkpoint. Thin: single "
-        "runs; thick: their mean."
+        f"runs; thick: their mean.{cut}"
     )
     return Chart("training", "Training", caption, figure)
 
 
 def lambda_chart(results: Results) -> Chart | None:
     """Draw λ and the correlation of A1 and A2 by layer, at the start and the end of training, one line per run."""
-    curves = [curve for curve in _shown_curves(results) if curve.get("lambda")]
+    curves, cut = _shown_curves(results)
+    curves = [curve for curve in curves if curve.get("lambda")]
     if not curves:
         return None
     kinds: dict[str, Callable[[Curve], Any]] = {"λ": lambda curve: curve["lambda"]}
@@ -258,7 +261,7 @@ def lambda_chart(results: Results) -> Chart | None:
     add_legend(figure, _arms(curves), colors)
     caption = (
         "λ of each layer after the last step (dotted: the first), and the correlation of its two attention maps at "
-        "the last validation (dotted: the first); one line per run."
+        f"the last validation (dotted: the first); one line per run.{cut}"
     )
     return Chart("lambda", "λ and the two maps", caption, figure)
 
@@ -270,9 +273,26 @@ def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) ->
     figure.legend(handles=keys, loc="outside upper left", ncols=max(1, min(4, 56 // (longest + 6))))
 
 
-def _bars(results: Results, rows: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
+def _first_models(results: Results, models: Iterable[str]) -> tuple[list[str], str]:
+    """Choose the models of a figure, CLIP and DiffCLIP or the study's primary pair before others, and say how many
+    are left out."""
+    names = in_order(dict.fromkeys(models))
+    if results.study:
+        first = [results.study["primary"][side] for side in ("arm", "against")]
+    else:
+        first = [name for name in names if variant_in_name(name) in (BASELINE, TREATED)]
+    chosen = sorted(names, key=lambda name: name not in first)[:_MAX_MODELS]
+    cut = f" {len(chosen)} of {len(names)} models." if len(names) > len(chosen) else ""
+    return in_order(chosen), cut
+
+
+def _bar_chart(
+    results: Results, rows: Sequence[tuple[str, pd.DataFrame]], name: str, title: str, caption: str
+) -> Chart | None:
     """Draw the values of some measures in percent, one bar per model, with whiskers and the chance level."""
-    models = in_order(dict.fromkeys(model for _, frame in rows for model in frame["model"]))[:_MAX_MODELS]
+    if not rows:
+        return None
+    models, cut = _first_models(results, (model for _, frame in rows for model in frame["model"]))
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
@@ -298,7 +318,7 @@ def _bars(results: Results, rows: Sequence[tuple[str, pd.DataFrame]]) -> Figure:
     axes.grid(False, axis="y")
     axes.set_xlabel("%")
     add_legend(figure, models, colors)
-    return figure
+    return Chart(name, title, f"{caption} {_WHISKERS}{cut}", figure)
 
 
 def _widest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -315,10 +335,10 @@ def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
     return 100 * mean, 100 * max(low, 0.0), 100 * min(high, 1.0)
 
 
-def _shown_curves(results: Results) -> list[Curve]:
+def _shown_curves(results: Results) -> tuple[list[Curve], str]:
     curves = [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
-    models = _arms(curves)[:_MAX_MODELS]
-    return [curve for curve in curves if curve["arm"] in models]
+    models, cut = _first_models(results, (curve["arm"] for curve in curves))
+    return [curve for curve in curves if curve["arm"] in models], cut
 
 
 def _arms(curves: Sequence[Curve]) -> list[str]:

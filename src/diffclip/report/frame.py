@@ -1,9 +1,7 @@
-"""Read result records into one table by measure, model and seed, or condense them to files small enough to commit."""
+"""Read result records into one table by measure, model and seed."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,21 +10,11 @@ from typing import Any
 import pandas as pd
 
 from diffclip.errors import InputError
-from diffclip.evaluation.averages import PANELS, headline_metric
-from diffclip.evaluation.records import (
-    MEASURE,
-    RESULTS_FILE,
-    Record,
-    load_records,
-    read_records,
-    record_files,
-    to_lines,
-)
+from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
+from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import MARGIN
-from diffclip.files import write_text
 from diffclip.report.names import ASIDE, in_order, measure_label
 from diffclip.study.results import (
-    CURVES_FILE,
     RUNS_FILE,
     STUDY_FILE,
     read_study_file,
@@ -46,9 +34,6 @@ BY_LAYER = {
 }
 """By task the measures that a report shows layer by layer."""
 HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that the first table shows
-_AVERAGED = ("linear-probe", "few-shot", "retrieval", "retrieval", "zero-shot", "out-of-domain")
-"""For each of `PANELS`, the task whose measures its average replaces in `headlines`."""
-_POINTS = 50  # in a saved curve
 
 
 @dataclass(frozen=True)
@@ -107,9 +92,9 @@ def read_results(paths: Sequence[str | Path]) -> Results:
             f"{names} has no records, and no run there has made its first step: train or evaluate first"
         )
     results = results_of(records, curves)
-    study = next((folder for folder in folders if folder in studies), None)
-    if study is None:
+    if not studies:
         return results
+    study = studies[0]
     runs = pd.DataFrame(read_lines(study / RUNS_FILE))
     return replace(results, runs=runs, study=read_study_file(study), timing=read_timing(study))
 
@@ -158,9 +143,9 @@ def headlines(records: pd.DataFrame) -> list[int]:
     """
     frame = records[records["layer"].isna() & records["head"].isna() & ~records["task"].isin(ASIDE)]
     frame = frame[frame["corruption"].isna() | frame["corruption"].notna().all()]
-    averages = frame[(frame["task"] == "six-tasks") & (frame["metric"] == "average")]
-    chosen, averaged = [], ["six-tasks"]
-    for panel, task in zip(PANELS, _AVERAGED, strict=True):
+    averages = frame[(frame["task"] == SIX_TASKS) & (frame["metric"] == AVERAGE)]
+    chosen, averaged = [], [SIX_TASKS]
+    for panel, (task, _) in PANELS.items():
         models = averages[averages["dataset"] == panel].groupby("measure")["model"].agg(set)
         measured = set(frame.loc[frame["task"] == task, "model"])
         # models whose averages are over different sets can only be compared on single sets
@@ -200,7 +185,7 @@ def _with_distinct_names(frame: pd.DataFrame) -> pd.DataFrame:
     for model in models_of_several(keys):
         is_model = frame["model"] == model
         paths = setting if frame.loc[is_model, "seed"].nunique() > 1 and model not in unclear else run
-        names = short_names(paths[is_model].unique())
+        names = _short_names(paths[is_model].unique())
         frame.loc[is_model, "model"] = [f"{model} ({names[path]})" for path in paths[is_model]]
     return frame
 
@@ -212,7 +197,7 @@ def _run_of(weights: str) -> Path:
     return folders[0] if folders and folders[0].name and not path.suffix else path
 
 
-def short_names(runs: Iterable[Path]) -> dict[Path, str]:
+def _short_names(runs: Iterable[Path]) -> dict[Path, str]:
     """Name each run by its last folder, and by as many parent folders as make all names different."""
     paths, length = list(runs), 1
     while len({path.parts[-length:] for path in paths}) < len(paths):
@@ -220,43 +205,6 @@ def short_names(runs: Iterable[Path]) -> dict[Path, str]:
     return {path: "/".join(path.parts[-length:]) for path in paths}
 
 
-def save_results(paths: Sequence[str | Path], destination: str | Path) -> Path:
-    """Condense runs and record files into the folder `destination`, and return it.
-
-    Records of single heads and of layers that no report shows are left out, and `weights` begin at the run's folder.
-    """
-    destination = Path(destination)
-    sources = [Path(path) for path in paths]
-    folders = [path for path in sources if path.is_dir()]
-    runs = [run for folder in folders for run in run_folders(folder)]
-    curves = saved_curves(folders) + [curve_of(run, _POINTS) for run in runs]
-    files = record_files(_with_records(sources))
-    records = [record for file in files for record in read_records(file) if _is_shown(record)]
-    if not records and not curves:
-        raise InputError("nothing to save: give at least one run folder or one file of records")
-    names = [name.split("/") for name in short_names({run.resolve() for run in runs}).values()]
-    write_text(destination / RESULTS_FILE, to_lines(_shortened(record, names) for record in records))
-    if curves:
-        write_text(destination / CURVES_FILE, "".join(json.dumps(curve) + "\n" for curve in curves))
-    return destination
-
-
 def _with_records(sources: Sequence[Path]) -> list[Path]:
     """Leave out folders without results, because their runs were not evaluated."""
     return [path for path in sources if not path.is_dir() or next(path.rglob(RESULTS_FILE), None)]
-
-
-def _is_shown(record: Record) -> bool:
-    by_layer = BY_LAYER.get(record.task, ("lambda", "map_correlation"))
-    return record.head is None and (record.layer is None or record.metric in by_layer)
-
-
-def _shortened(record: Record, runs: Sequence[list[str]]) -> Record:
-    """Begin `weights` at the run's folder, with as many parent folders as make the runs' names different, because an
-    absolute path is valid on one machine only."""
-    parts, last = Path(record.weights).parts, {name[-1] for name in runs}
-    position = next((i for i in reversed(range(len(parts))) if parts[i] in last), None)
-    if position is not None:
-        return record.model_copy(update={"weights": "/".join(parts[max(0, position + 1 - len(runs[0])) :])})
-    weights = os.path.relpath(record.weights) if os.path.isabs(record.weights) else record.weights
-    return record.model_copy(update={"weights": weights})

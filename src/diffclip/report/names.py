@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from diffclip.config import ABLATIONS, VARIANTS
+from diffclip.evaluation.averages import AVERAGE, OUT_OF_DOMAIN, SIX_TASKS
 
 DATASETS = {
     "caltech101": "Caltech-101",
@@ -84,9 +85,9 @@ _TASKS = {
     "pope": "POPE",
     "pope-blind": "blind POPE",
     "sugarcrepe": "SugarCrepe",
-    "out-of-domain": "out of domain",
+    OUT_OF_DOMAIN: "out of domain",
 }
-_BARE = ("mechanics", "retrieval", "robustness", "six-tasks", "validation", "training", "cost")
+_BARE = ("mechanics", "retrieval", "robustness", SIX_TASKS, "validation", "training", "cost")
 """Tasks that a label does not name, because the metric's own label is clear."""
 ASIDE = ("training", "cost")  # tasks without an evaluation set
 _NOT_SHARES = (
@@ -107,13 +108,13 @@ def in_order(models: Iterable[str]) -> list[str]:
     names = list(models)
     ranks = {name: position for position, name in enumerate(_ORDER)}
     return sorted(
-        names, key=lambda name: (ranks.get(variant_of(name), len(ranks)), len(name), names.index(name))
+        names, key=lambda name: (ranks.get(variant_in_name(name), len(ranks)), len(name), names.index(name))
     )
 
 
-def variant_of(model: str) -> str:
-    """Find the variant or ablation in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after the
-    name of a recipe ("flickr8k_cpu-DiffCLIP"); return the whole name if there is none."""
+def variant_in_name(model: str) -> str:
+    """Find the variant or ablation in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after other
+    words ("flickr8k_cpu-DiffCLIP", "CLIP-as-DiffCLIP"); return the whole name if there is none."""
     fitting = [name for name in _ORDER if re.search(rf"(^|-){re.escape(name)}($|[- ])", model)]
     return max(fitting, key=len, default=model)
 
@@ -128,8 +129,8 @@ def metric_label(row: Mapping[str, Any]) -> str:
     else:
         name = METRICS.get(base, base.replace("_", " "))
     task = str(row["task"])
-    if task == "six-tasks":
-        name = "" if base == "average" else name
+    if task == SIX_TASKS:
+        name = "" if base == AVERAGE else name
     elif task in ("focus", "mmvp"):
         name = f"{_TASKS.get(task, task)}: {name}"
     elif task not in _BARE:
@@ -141,7 +142,7 @@ def metric_label(row: Mapping[str, Any]) -> str:
 
 def measure_label(row: Mapping[str, Any]) -> str:
     """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "Out of domain"."""
-    if row["task"] == "six-tasks":
+    if row["task"] == SIX_TASKS:
         return ", ".join(filter(None, (capitalized(row["dataset"]), metric_label(row))))
     parts = [metric_label(row)]
     if row["task"] not in ASIDE:

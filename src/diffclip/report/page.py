@@ -41,8 +41,6 @@ from diffclip.training.run_folder import METRICS_FILE, Run, read_run, run_folder
 
 Part = TypeVar("Part", Chart, Table)
 _SETTINGS = ("model", "init", "seed", "batch_size", "lr", "weight_decay", "warmup_epochs", "precision")
-_ARMS, _CLAIMS, _OF_PAPER = "Arms and ablations", "The paper's claims", "The paper's figures and tables"
-_MAPS = "Maps and their baselines"
 
 
 class Extra(NamedTuple):
@@ -56,6 +54,7 @@ class Extra(NamedTuple):
 class Section(NamedTuple):
     """A section of a page; it is folded at first unless `open`."""
 
+    name: str
     title: str
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
@@ -107,19 +106,22 @@ def build_report(
     if len(arms) > 1:
         heading = f"Arms: {arms['label'].iloc[0]}"
         charts.append(figures.forest_chart(results, arms, heading, "arms", "model"))
-        sections.append(Section(_ARMS, tables=[comparison_table(results, arms, heading, "model")]))
+        table_of_arms = comparison_table(results, arms, heading, "model")
+        sections.append(Section("arms", "Arms and ablations", tables=[table_of_arms]))
     claims = claims_table(results)
     if claims and len(tasks):
-        sections.append(Section(_CLAIMS, tables=[claims]))
+        sections.append(Section("claims", "The paper's claims", tables=[claims]))
     paper_charts = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
-    sections.append(Section(_MAPS, tables=_make([tables.maps_table], results), open=only_maps))
-    sections.append(Section(_OF_PAPER, _make(paper_charts, results), paper_tables(results, printed), printed))
+    maps, of_paper = _make([tables.maps_table], results), paper_tables(results, printed)
+    sections.append(Section("maps", "Maps and their baselines", tables=maps, open=only_maps))
+    drawn = _make(paper_charts, results)
+    sections.append(Section("paper", "The paper's figures and tables", drawn, of_paper, printed))
     training_charts = (figures.training_chart, figures.lambda_chart)
-    sections.append(Section("Training", _make(training_charts, results), open=records.empty))
+    sections.append(Section("training", "Training", _make(training_charts, results), open=records.empty))
     numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
-    sections.append(Section("Every number", tables=numbers))
-    sections.append(Section("Runs", tables=_make([tables.runs_table], results)))
+    sections.append(Section("numbers", "Every number", tables=numbers))
+    sections.append(Section("runs", "Runs", tables=_make([tables.runs_table], results)))
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
     if records.empty:
@@ -188,7 +190,7 @@ def write_markdown(
     if report.table:
         lines += [report.table.to_markdown(), "", report.table.note, ""]
     for section in report.sections:
-        is_shown = section.title in (_ARMS, _CLAIMS) or (section.title == _MAPS and section.open)
+        is_shown = section.name in ("arms", "claims") or (section.name == "maps" and section.open)
         table = _drop_repeats(section.tables[0], report.table) if is_shown else None
         if table is not None and len(table.frame):
             lines += [f"## {section.title}", table.to_markdown(), ""]
@@ -197,7 +199,7 @@ def write_markdown(
     return [output, *written]
 
 
-def write_figures(folder: str | Path, report: Report) -> list[Path]:
+def write_charts(folder: str | Path, report: Report) -> list[Path]:
     """Write every figure of the report as PNG into `folder`, and return the files."""
     charts = [*report.charts, *(chart for section in report.sections for chart in section.charts)]
     return [write_png(Path(folder) / f"{chart.name}.png", chart.figure) for chart in charts]
@@ -207,7 +209,7 @@ def write_tables(folder: str | Path, report: Report) -> list[Path]:
     """Write the first table, arms, claims and the paper's tables as Markdown and LaTeX, and return the files."""
     chosen = [report.table] if report.table else []
     for section in report.sections:
-        chosen += section.tables if section.title in (_ARMS, _CLAIMS, _OF_PAPER) else []
+        chosen += section.tables if section.name in ("arms", "claims", "paper") else []
     written = []
     for table in chosen:
         markdown = f"{table.title}\n\n{table.to_markdown()}\n\n{table.note}\n"
@@ -223,19 +225,20 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     sections = []
     for run in runs:
         facts = run_facts(run)
-        table = Table("facts", "", pd.DataFrame(facts, columns=["", run.name]))
-        title = f"Run {run.name}: {facts[0][1].partition(',')[0]}, step {facts[1][1]}"
-        sections.append(Section(title, tables=[table], open=len(runs) == 1))
+        table = Table("facts", "", pd.DataFrame(facts.items(), columns=["", run.name]))
+        title = f"Run {run.name}: {facts['state']}, step {facts['step']}"
+        sections.append(Section("run", title, tables=[table], open=len(runs) == 1))
     return sections
 
 
-def run_facts(run: Run) -> list[tuple[str, str]]:
-    """Return facts about a run as (name, text), state and step first; unknown facts are left out."""
+def run_facts(run: Run) -> dict[str, str]:
+    """Return facts about a run by name, with its state and step; unknown facts are left out."""
     last, state = run.rows[-1], run.state(time.time())
     end = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
     moment = datetime.fromtimestamp(last.get("time") or run.write_time)
-    facts = {"state": f"{state}{end}, last step {moment:%Y-%m-%d %H:%M}", "step": f"{last['step']:,}{total}"}
+    facts = {"state": f"{state}{end}", "step": f"{last['step']:,}{total}"}
+    facts["last step at"] = f"{moment:%Y-%m-%d %H:%M}"
     rates = [row["samples_per_second"] for row in run.rows[-50:] if row.get("samples_per_second")]
     if rates:
         wait = last.get("data_wait")
@@ -253,7 +256,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
     facts["GPUs"] = ", ".join(f"{count} × {name}" for name, count in gpus.items())
     facts["command"] = str(start.get("command") or "")
     facts["starts"] = str(len(run.starts)) if len(run.starts) > 1 else ""
-    return [(name, text) for name, text in facts.items() if text]
+    return {name: text for name, text in facts.items() if text}
 
 
 def _title(results: Results, paths: Sequence[str | Path]) -> str:

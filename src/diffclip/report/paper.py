@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from diffclip.evaluation.averages import headline_metric
+from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
 from diffclip.evaluation.statistics import with_verdicts
 from diffclip.report.compare import (
     BASELINE,
@@ -22,16 +22,16 @@ from diffclip.report.compare import (
     verdict_text,
 )
 from diffclip.report.frame import Results, values_of
-from diffclip.report.names import DATASETS, in_order, interval, percent, variant_of
+from diffclip.report.names import DATASETS, in_order, interval, percent, variant_in_name
 from diffclip.report.tables import Table
 
-# by panel of the figures: task and metric of its records (None: `headline_metric`), and its printed table
-_PRINTED: dict[str, tuple[str, str | None, str]] = {
-    "linear probing": ("linear-probe", None, "linear-probe"),
-    "few-shot": ("few-shot", "acc1", "few-shot"),
-    "image retrieval": ("retrieval", "image_retrieval_recall@5", "image-retrieval"),
-    "text retrieval": ("retrieval", "text_retrieval_recall@5", "text-retrieval"),
-    "zero-shot": ("zero-shot", "acc1", "zero-shot"),
+# by panel of the figures: its printed table
+_PRINTED = {
+    "linear probing": "linear-probe",
+    "few-shot": "few-shot",
+    "image retrieval": "image-retrieval",
+    "text retrieval": "text-retrieval",
+    "zero-shot": "zero-shot",
 }
 # Tables 1 and 2: title, and the panel of each part
 _BY_SET = {
@@ -74,7 +74,7 @@ def paper_numbers() -> dict[str, Any]:
 def paper_gains() -> dict[tuple[str, str, str], dict[str, float]]:
     """Collect the paper's gains in points: (`panel` of `compare`, model, baseline) → pretraining → gain."""
     gains: dict[tuple[str, str, str], dict[str, float]] = {}
-    for panel, (_, _, name) in _PRINTED.items():
+    for panel, name in _PRINTED.items():
         for row in paper_numbers()["tables"][name]:
             if row["gains"]:
                 panel_gains = gains.setdefault((panel, row["model"], BASELINE), {})
@@ -107,7 +107,7 @@ def claims_table(results: Results) -> Table | None:
     """
     sizes: dict[str, dict[str, str]] = {}
     for model in results.models:
-        variant = variant_of(model)
+        variant = variant_in_name(model)
         sizes.setdefault(model.replace(variant, "", 1), {})[variant] = model
     # the size that most models have
     models = max(sizes.values(), key=len, default={})
@@ -116,7 +116,7 @@ def claims_table(results: Results) -> Table | None:
         if panel == "mmvp":
             measure = _measure(results, "mmvp", None, "pair_accuracy")
         else:
-            measure = _measure(results, "six-tasks", panel, "average")
+            measure = _measure(results, SIX_TASKS, panel, AVERAGE)
         if measure is not None and {model, baseline} <= models.keys():
             claims[measure, models[model], models[baseline]] = panel, model, baseline
     measures = dict.fromkeys(measure for measure, _, _ in claims)
@@ -173,19 +173,19 @@ def _by_set(results: Results, name: str, printed: bool) -> Table | None:
     """Make Table 1 or 2: a row per model and part, a column per set, and the average."""
     title, parts = _BY_SET[name]
     frame = results.records[results.records["corruption"].isna()]
-    tasks = {_PRINTED[panel][0] for panel in parts.values()}
+    tasks = {PANELS[panel][0] for panel in parts.values()}
     sets = _sorted_sets(frame.loc[frame["task"].isin(tasks), "dataset"])
     rows: list[list[str]] = []
     for label, panel in parts.items():
-        task, metric, table = _PRINTED[panel]
+        task, metric = PANELS[panel]
         measures = {
             dataset: _measure(results, task, dataset, metric or headline_metric(dataset)) for dataset in sets
         }
         if not any(measure is not None for measure in measures.values()):
             continue
-        measures["average"] = _measure(results, "six-tasks", panel, "average")
+        measures["average"] = _measure(results, SIX_TASKS, panel, AVERAGE)
         rows += [[f"{row[0]}, {label}", *row[1:]] for row in _rows(results, measures)]
-        for row in paper_numbers()["tables"][table] if printed else ():
+        for row in paper_numbers()["tables"][_PRINTED[panel]] if printed else ():
             has_average = row["values"].keys() <= {*sets, "average"} and len(row["values"]) > 2
             cells = [_cell(row["values"].get(dataset), row["gains"].get(dataset)) for dataset in sets]
             average = _cell(row["values"]["average"], row["gains"].get("average")) if has_average else "–"
@@ -222,9 +222,9 @@ def _pope(results: Results, printed: bool) -> Table | None:
 def _spread(results: Results, name: str, printed: bool) -> Table | None:
     """Make Table 4 or 5: mean ± standard deviation over the draws of an evaluation, by set."""
     title, panel = _SPREAD[name]
-    task, metric, table = _PRINTED[panel]
+    task, metric = PANELS[panel]
     frame = results.records[results.records["corruption"].isna()]
-    averages = frame[(frame["task"] == "six-tasks") & (frame["dataset"] == panel)].assign(dataset="average")
+    averages = frame[(frame["task"] == SIX_TASKS) & (frame["dataset"] == panel)].assign(dataset="average")
     frame = frame[frame["task"] == task]
     frame = pd.concat([frame[frame["metric"] == (metric or frame["dataset"].map(headline_metric))], averages])
     groups = frame.groupby(["dataset", "model", "seed"], dropna=False, sort=False)
@@ -239,7 +239,7 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     sets = _sorted_sets(dataset for dataset, _ in cells)
     models = in_order(dict.fromkeys(frame["model"]))
     rows = [[model, *(cells.get((dataset, model), "–") for dataset in sets)] for model in models]
-    for row in paper_numbers()["tables"][f"{table}-seeds"] if printed else ():
+    for row in paper_numbers()["tables"][f"{_PRINTED[panel]}-seeds"] if printed else ():
         known = row["values"]
         numbers = [
             f"{known[dataset]:.1f} ± {row['sds'][dataset]:.1f}" if dataset in known else "–"

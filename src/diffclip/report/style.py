@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from diffclip.files import write_atomically
-from diffclip.report.names import variant_of
+from diffclip.report.names import variant_in_name
 
 COLORS = {
     "CLIP": "#0072b2",
@@ -65,7 +65,7 @@ def colors_of(models: Sequence[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     others = iter(OTHERS * (1 + len(models) // len(OTHERS)))
     for model in models:
-        color = COLORS.get(variant_of(model))
+        color = COLORS.get(variant_in_name(model))
         chosen[model] = next(others) if color is None or color in chosen.values() else color
     return chosen
 
