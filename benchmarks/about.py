@@ -76,12 +76,12 @@ def run_ahead(
     if workers <= 1 or not jobs:
         return
     started = time.perf_counter()
-    failed = sum(isinstance(outcome, BaseException) for outcome in ended(work, jobs, workers, seconds))
+    failed = sum(isinstance(outcome, BaseException) for outcome in run_jobs(work, jobs, workers, seconds))
     took = time.perf_counter() - started
     print(f"compiled ahead: {len(jobs)} jobs, {failed} failed, {took:.0f} s", flush=True)
 
 
-def ended(
+def run_jobs(
     work: Callable[..., Any], jobs: list[tuple[Any, ...]], workers: int, seconds: float
 ) -> Iterator[Any | BaseException]:
     """Call `work` with each job in a pool of processes; yield the result or the exception of each job as it ends.

@@ -1,6 +1,6 @@
 """Measure time and memory of the attention operators by backend and shape, beside plain attention and a floor.
 
-    python -m benchmarks.attention [--device cpu|cuda] [--dtype TYPE] [--curve] [--busy] [--output FOLDER]
+    python -m benchmarks.attention [--device cpu|cuda] [--dtype TYPE] [--curve | --busy] [--output FOLDER]
 
 Writes attention_DEVICE_DTYPE.json, and with --curve also attention_curve_DEVICE_DTYPE.json: cost against length, with
 about the same number of tokens in every batch. With --busy another process keeps a core busy all the time, and _busy is
@@ -71,6 +71,8 @@ def main() -> None:
     parser.add_argument("--smallest", type=int, default=0, help="leave out shapes with fewer tokens")
     parser.add_argument("--busy", action="store_true", help="beside a process that spins on one core")
     options = parser.parse_args()
+    if options.busy and options.curve:
+        parser.error("--curve is for a quiet machine: leave --busy out")
     with spinning() if options.busy else nullcontext():
         run(options)
 
@@ -123,7 +125,7 @@ def run(options: argparse.Namespace) -> None:
             result["shapes"][key] = {"shape": asdict(shape), "rows": rows}
             write_json(file, result)  # after every shape, so that a stopped run keeps its results
             latest = result | {"shapes": {key: result["shapes"][key]}}
-            print("\n".join(tables.attention(latest)), flush=True)
+            print("\n".join(tables.attention_table(latest)), flush=True)
         print(f"written to {file}", flush=True)
 
 

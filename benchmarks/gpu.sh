@@ -3,7 +3,7 @@
 #
 #   benchmarks/gpu.sh [first|second|third] FOLDER        results go to FOLDER as they come
 #
-# PYTHON (python3) needs torch and Triton. WHEELS may name a folder of unpacked wheels to put on the path.
+# PYTHON (python3) needs the packages of `pip install diffclip`, and Triton. WHEELS may name a folder of unpacked wheels to put on the path.
 # first:  CLIP against DiffCLIP compiled, errors, block sizes, attention in bfloat16 and float32, ncu.
 # second: all models, batches 256 and 1024, inference, compiled ahead in processes with one inductor cache.
 # third:  again what a change of the kernels or their block sizes changes, with cost against length.
@@ -20,35 +20,7 @@ export PYTHONUNBUFFERED=1 PYTHONPATH="src${WHEELS:+:$WHEELS}${PYTHONPATH:+:$PYTH
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/diffclip-inductor}"
 
 echo "== 0 imports"
-timeout 60 "$python" - <<'PYTHON' || exit 2
-import importlib.util
-import sys
-
-# module: wheels that bring it
-NEEDED = {
-    "torch": "torch",
-    "numpy": "numpy",
-    "yaml": "pyyaml",
-    "safetensors": "safetensors",
-    "pydantic": "pydantic pydantic_core annotated_types typing_inspection typing_extensions",
-    "open_clip": "open_clip_torch ftfy wcwidth",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "ftfy": "ftfy wcwidth",
-    "regex": "regex",
-}
-OWN = ["benchmarks.training", "benchmarks.parity", "benchmarks.tuning", "benchmarks.attention"]
-wheels = []
-for module, names in NEEDED.items():
-    if importlib.util.find_spec(module) is None:
-        print(f"{module} is not installed")
-        wheels += [name for name in names.split() if name not in wheels]
-if wheels:
-    sys.exit(f"not installed (pip install them, or unpack their wheels into a folder and set WHEELS to it): {' '.join(wheels)}")
-for module in OWN:
-    importlib.import_module(module)
-print("all that the steps need is there")
-PYTHON
+timeout 60 "$python" -c "import benchmarks.training, benchmarks.parity, benchmarks.tuning, benchmarks.attention" || exit 2
 
 rm -f "$out/failed.txt"
 began=$(date +%s)

@@ -32,7 +32,7 @@ import torch
 from PIL import Image
 
 from benchmarks.about import about, parser_of, write_json
-from benchmarks.tables import loader
+from benchmarks.tables import loader_table
 from diffclip.benchmarking.timing import describe_error
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
 from diffclip.data.corpus import Corpus
@@ -297,10 +297,10 @@ def main() -> None:
             result["workers"][str(workers)] = compared
             # after each, so that a stopped run keeps its results
             write_json(options.output / "loader.json", result)
-            print("\n".join(loader(result)), flush=True)
+            print("\n".join(loader_table(result)), flush=True)
         result["many"] = many_shards(many, options.many)
         write_json(options.output / "loader.json", result)
-        print("\n".join(loader(result)), flush=True)
+        print("\n".join(loader_table(result)), flush=True)
     print(f"written to {options.output / 'loader.json'}", flush=True)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import tables
-from benchmarks.about import about, add_common_options, ended, largest, parser_of, write_json
+from benchmarks.about import about, add_common_options, largest, parser_of, run_jobs, write_json
 from diffclip import differential_attention
 from diffclip.attention import fused
 from diffclip.attention.dispatch import BACKENDS, differential_attention_packed
@@ -157,7 +157,7 @@ def checked(
         deadline = time.perf_counter() + seconds
         yield from (check(*job) for job in jobs if time.perf_counter() < deadline)
         return
-    for rows in ended(check, jobs, workers, seconds):
+    for rows in run_jobs(check, jobs, workers, seconds):
         if isinstance(rows, BaseException):  # its process died: still check the other cases
             rows = [
                 {"case": "a process", "dtype": "", "backend": "", "failed": describe_error(rows), "ok": False}
@@ -194,7 +194,7 @@ def main() -> None:
         write_json(file, result | {"not_reached": len(jobs) - done})
     failed = [row for row in rows if not row.get("ok", True)]
     ran = [row for row in rows if "skipped" not in row]
-    print("\n".join(tables.parity(result)))
+    print("\n".join(tables.parity_table(result)))
     if done < len(jobs):
         print(f"no time was left for {len(jobs) - done} of {len(jobs)} cases")
     print(f"{len(ran) - len(failed)} of {len(ran)} as they must be; written to {file}")

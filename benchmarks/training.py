@@ -148,7 +148,7 @@ def main() -> None:
         entry = {"kind": kind, "batch": batch, "compiled": options.compile if compiled else None}
         result["sections"].append(entry | {"rows": rows | absent})
         write_json(file, result)  # after every section, so that a stopped run keeps its results
-        print("\n".join(tables.training(result | {"sections": result["sections"][-1:]})), flush=True)
+        print("\n".join(tables.training_table(result | {"sections": result["sections"][-1:]})), flush=True)
     print(f"written to {file}", flush=True)
 
 

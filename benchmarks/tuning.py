@@ -16,31 +16,29 @@ import torch
 
 from benchmarks.about import about, add_common_options, parser_of, run_ahead, write_json
 from benchmarks.attention import CURVE, SHAPES
+from diffclip.benchmarking.attention import tune
 from diffclip.benchmarking.operators import Shape, make_inputs
 from diffclip.benchmarking.timing import describe_error
+from diffclip.errors import InputError
 
 MOST_CANDIDATES = 5  # of a kernel
 
 
 def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Time all candidates for `shape`, in milliseconds of the kernel's pass, and keep the best."""
-    from diffclip.attention.kernels import tuning
-    from diffclip.attention.kernels.plan import KERNELS, Blocks, problem_of, table_plan
+    from diffclip.attention.kernels.plan import KERNELS, Blocks, table_plan
 
-    inputs = make_inputs(shape, device, dtype, seed=0)
-    problem = problem_of(inputs.q, inputs.v, shape.causal)
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     timed: dict[str, list[dict[str, Any]]] = {kernel: [] for kernel in KERNELS}
 
     def record(kernel: str, blocks: Blocks, found: float | Exception) -> None:
         outcome = {"why": describe_error(found)} if isinstance(found, Exception) else {"ms": found}
         timed[kernel].append(asdict(blocks) | outcome)
 
-    choice = tuning.search(problem, inputs.q, inputs.v, record)
-    table = table_plan(problem, shared)
-    if choice is None:
-        return {"why": "no candidate of some kernel runs", "candidates": timed}
-    tuning.keep(problem, choice, tuning.plan_file(device))
+    try:
+        problem, choice = tune(shape, device, dtype, record)
+    except InputError as error:
+        return {"why": str(error), "candidates": timed}
+    table = table_plan(problem, torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
     return {"problem": asdict(problem), "table": asdict(table), "choice": asdict(choice), "candidates": timed}
 
 

@@ -12,6 +12,8 @@ from statsmodels.formula.api import ols
 
 from benchmarks import experiments as program
 from diffclip.evaluation.records import Record, write_records
+from diffclip.evaluation.results_file import ResultsFile
+from diffclip.evaluation.scores import mean_score
 
 SEEDS = range(6)
 
@@ -78,33 +80,26 @@ def test_runs_at_the_common_learning_rate_are_not_repeated(results: Path) -> Non
     assert seeds[16, "DiffCLIP-same-rate"] == len(SEEDS)
 
 
-def _write_outcomes(
-    records: Path, split: str, hits: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+def _add_outcomes(
+    file: Path, split: str, run: tuple[str, int], captions: np.ndarray, images: np.ndarray
 ) -> None:
-    """Write the outcomes of captions [images, 5] and of images, by model and seed, beside a file of records."""
-    records.parent.mkdir(parents=True, exist_ok=True)
-    records.touch()
-    keys, arrays = [], {}
-    for (model, seed), (captions, images) in hits.items():
-        for task, outcomes in (("image", captions.ravel()), ("text", images)):
-            arrays[f"hits{len(keys)}"] = outcomes
-            if task == "image":
-                arrays[f"clusters{len(keys)}"] = np.arange(len(images)).repeat(5)
-            measure = ["retrieval", "flickr8k", split, f"{task}_retrieval_recall@5"]
-            keys.append(json.dumps([model, "weights", seed, None, *measure, None]))
-    arrays["keys"] = np.frombuffer(json.dumps(keys).encode(), np.uint8)
-    np.savez(records.with_suffix(".outcomes.npz"), **arrays)
+    """Add results of a run with the outcomes of captions [images, 5] and of images to a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    clusters = np.arange(len(images)).repeat(5)
+    scores = [mean_score("image_retrieval_recall@5", captions.ravel(), None, clusters)]
+    scores.append(mean_score("text_retrieval_recall@5", images, None))
+    about = {"model": run[0], "seed": run[1], "weights": "weights", "task": "retrieval", "protocol": ""}
+    ResultsFile(file).add(scores, **about, dataset="flickr8k", split=split)
 
 
 def test_the_interval_combines_errors_over_images_and_seeds(monkeypatch, tmp_path: Path) -> None:
     random, runs = np.random.default_rng(0), tmp_path / "runs"
     pairs = [(model, seed) for seed in range(4) for model in ("CLIP", "DiffCLIP")]
     outcomes = {pair: (random.random((30, 5)), random.random(30)) for pair in pairs}
-    for (model, seed), (captions, images) in outcomes.items():
-        hits = {(model, seed): (captions[:20], images[:20])}
-        _write_outcomes(runs / "models" / f"{model}-s{seed}" / "results.jsonl", "val[500:]", hits)
-    other_half = {run: (captions[20:], images[20:]) for run, (captions, images) in outcomes.items()}
-    _write_outcomes(runs / "other_half.jsonl", "val[:500]", other_half)
+    for run, (captions, images) in outcomes.items():
+        file = runs / "models" / f"{run[0]}-s{run[1]}" / "results.jsonl"
+        _add_outcomes(file, "val[500:]", run, captions[:20], images[:20])
+        _add_outcomes(runs / "other_half.jsonl", "val[:500]", run, captions[20:], images[20:])
     (runs / "models" / "CLIP-same-rate-s0").mkdir()
     options = ["--results", str(tmp_path), "--docs", str(tmp_path), "--runs", str(runs)]
     monkeypatch.setattr(sys, "argv", ["experiments", *options])

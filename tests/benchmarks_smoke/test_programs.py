@@ -59,6 +59,7 @@ def test_attention_benchmark_writes_rows_curve_plot_and_table(run, monkeypatch, 
     curve = json.loads((tmp_path / "attention_curve_cpu_float32.json").read_text())
     assert list(curve["shapes"]) == ["N = 6", "N = 12"]
     assert len(plots.draw([curve]).axes) == 2
+    assert run(attention.main, "--busy", "--curve") == 2
 
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- begin attention cpu -->\nold\n<!-- end attention cpu -->\nafter\n")
@@ -70,6 +71,18 @@ def test_attention_benchmark_writes_rows_curve_plot_and_table(run, monkeypatch, 
     assert "| small, B 1, N 12 | differential timm |" in text
     assert "`differential triton` did not run" in text
     assert "old" not in text
+
+
+@pytest.mark.parametrize(("samples", "outcome"), [(3, "(3 samples are too few to say)"), (5, "✓")])
+def test_a_target_has_a_verdict_from_five_samples_on(samples, outcome) -> None:
+    rows = {}
+    for name, milliseconds in {"auto": 2.0, "eager": 5.0, "timm": 5.0}.items():
+        time = {"median_ms": milliseconds, "samples": samples}
+        rows[f"differential {name}"] = {"forward": time, "both": time}
+    result = {"shapes": {"long": {"shape": {"tokens": 2305}, "rows": rows}}}
+    lines = tables.targets_table({"attention_cpu_float32": result})
+    name = "CPU, N = 2305, forward: speed of auto to eager"
+    assert f"| {name} | ≥ 2.2 | 2.50 {outcome} | `make bench` |" in lines
 
 
 @pytest.mark.usefixtures("uninterpreted")
@@ -88,7 +101,7 @@ def test_training_benchmark_times_training_and_inference_of_every_model(run, mon
         for row in entry["rows"].values():
             assert row["samples_per_second"] > 0
             assert (row.get("kept_bytes", 0) > 0) == (entry["kind"] == "training")
-    table = "\n".join(tables.training(result))
+    table = "\n".join(tables.training_table(result))
     assert "| training, batch 2 | CLIP |" in table
 
 
@@ -105,10 +118,10 @@ def test_loader_benchmark_measures_both_loaders(monkeypatch, tmp_path) -> None:
     assert result["data"]["samples"] == 32
     assert result["workers"]["1"]["ratio"]["per_core"]["median"] > 0
     assert all(seconds > 0 for times in result["many"]["times"].values() for seconds in times.values())
-    table = "\n".join(tables.loader(result))
+    table = "\n".join(tables.loader_table(result))
     assert "| again, in windows of 16 |" in table
     assert "| 1 | OpenCLIP |" in table
-    measured = [value for name, _, value, _ in tables.targets({"loader": result}) if "loader" in name]
+    measured = [goal.value for goal in tables.targets({"loader": result}) if "loader" in goal.name]
     assert [value is None for value in measured] == [True, False, True, False]
 
 
@@ -141,7 +154,7 @@ def test_parity_table_shows_a_nan_error_as_the_worst(errors) -> None:
     rows = [row | {"worst": error, "within": error < 1} for error in errors]
     about = {"command": "c", "device": "d", "threads": 1, "torch": "2"}
     result = {"about": about, "limits": {"float32": 1e-5}, "rows": rows}
-    assert "| sdpa | float32 | 2 | nan | 1e-05 | 1 | 0e+00 |" in tables.parity(result)
+    assert "| sdpa | float32 | 2 | nan | 1e-05 | 1 | 0e+00 |" in tables.parity_table(result)
 
 
 def test_timm_attention_matches_timms_layer() -> None:

@@ -1,7 +1,9 @@
 """The command line, partly in subprocesses: its imports, its output and its exit codes."""
 
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,9 +20,9 @@ from PIL import Image
 from tiny_recipe import tiny_recipe
 
 import diffclip
+from diffclip.cli.console import show_progress
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError, StoppedError
-from diffclip.scenes import write_scenes
 
 
 def names_of(group: Any, prefix: str = "") -> list[str]:
@@ -92,7 +94,7 @@ def test_ctrl_c_prints_one_line_and_exits_with_130(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("demo", "diffclip.demo.run_demo"), ("vlm demo", "diffclip.cli.vlm.run_vlm_demo")],
+    [("demo", "diffclip.demo.run_demo"), ("vlm demo", "diffclip.vlm.demo.run_vlm_demo")],
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_demo_prints_how_to_resume(command: str, function: str, number: int, monkeypatch) -> None:
@@ -102,6 +104,22 @@ def test_stopped_demo_prints_how_to_resume(command: str, function: str, number: 
     assert done.stdout.startswith("some: loading PyTorch")
     assert done.stderr == "diffclip: some: stopped, the state is saved: the same command goes on\n"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_progress_shows_rate_and_time_left(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("diffclip.cli.console.time", Mock(monotonic=Mock(side_effect=[0.0, 10.0, 20.0])))
+    with show_progress("classify") as progress:
+        progress("images", 10, 100)
+        progress("images", 30, 100)
+    assert capsys.readouterr().err == " 40 %, 2.0/s, 30 s left: images: classify\n"
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with show_progress("classify") as progress:
+        progress("images", 10, 100)
+        progress("images", 30, 100)
+    assert re.search(r"40%.* it/s.*images: classify", terminal.getvalue())
 
 
 def test_bugs_keep_their_traceback(monkeypatch) -> None:
@@ -117,6 +135,7 @@ def test_bugs_keep_their_traceback(monkeypatch) -> None:
         ("evaluate CLIP-ViT-B-16 --data sets", "scipy", "report"),
         ("vlm evaluate runs/vlm --data sets --output pope.jsonl", "statsmodels", "report"),
         ("report results.jsonl", "statsmodels", "report"),
+        ("train scenes_demo data.train=absent", "pandas", "report"),
         ("study study_cpu --dry-run", "pandas", "report"),
         ("explore --model CLIP-ViT-B-16", "gradio", "web"),
         ("export CLIP-ViT-B-16 out", "onnxruntime", "export"),
@@ -145,24 +164,24 @@ def test_only_training_installs_early_stop_handlers(command: str, is_training: b
 
 
 @pytest.mark.parametrize(
-    ("shell", "code", "said"),
+    ("shell", "code", "message"),
     [('"$@" | true', 0, ""), ('exec "$@" >&-', 0, ""), ('exec "$@" > /dev/full', 2, "No space left")],
 )
-def test_closed_or_full_stdout_causes_no_traceback(shell: str, code: int, said: str) -> None:
+def test_closed_or_full_stdout_causes_no_traceback(shell: str, code: int, message: str) -> None:
     if "full" in shell and not Path("/dev/full").exists():
         pytest.skip("needs a device that is always full")
     command = ["sh", "-c", shell, "sh", sys.executable, "-m", "diffclip.cli", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == code
-    assert len(done.stderr.splitlines()) == bool(said)
-    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == bool(message)
+    assert message in done.stderr
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with scenes and a recipe that trains on them."""
     folder = tmp_path_factory.mktemp("work")
-    write_scenes(folder / "scenes", size=32, train=24, val=12, test=12, seed=0)
+    (folder / "scenes").symlink_to(scenes)
     data = {"train": "scenes/captions/train", "val": "scenes/captions/val"}
     recipe = tiny_recipe(size=32, context=16, epochs=1, data=data)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
@@ -173,7 +192,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(workplace: Path) -> Path:
     result = diffclip_command("train", "tiny.yaml", "seed=3", "--run", "runs/a", cwd=workplace)
     assert result.returncode == 0, result.stderr
-    assert "3 steps, 24 samples" in result.stdout
+    assert "5 steps, 40 samples" in result.stdout
     assert (workplace / "runs" / "a" / "report.html").exists()
     return workplace / "runs" / "a"
 
@@ -183,8 +202,8 @@ def test_run_resumes_without_its_recipe_and_for_more_epochs(trained: Path, workp
     shutil.copytree(trained, copy, symlinks=True)
     result = diffclip_command("train", "--resume", "--run", "runs/copy", "epochs=2", cwd=workplace)
     assert result.returncode == 0, result.stderr
-    assert "going on after step 3 of 6" in result.stderr
-    assert "6 steps, 48 samples" in result.stdout
+    assert "going on after step 5 of 10" in result.stderr
+    assert "10 steps, 80 samples" in result.stdout
 
 
 def test_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, workplace: Path) -> None:
@@ -193,7 +212,7 @@ def test_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, wo
     assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in (workplace / "r.jsonl").read_text().splitlines()]
     facts = {(record["seed"], record["split"], record["count"]) for record in records}
-    assert facts == {(3, "test", 60), (3, "test", 12)}
+    assert facts == {(3, "test", 480), (3, "test", 96)}
 
     assert diffclip_command("convert", "runs/a", "hub/checkpoint_best.pt", cwd=workplace).returncode == 0
     assert diffclip_command("convert", "hub", "back", cwd=workplace).returncode == 0

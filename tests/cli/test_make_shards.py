@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 from made_sets import write_image
-from PIL import Image
 
 from diffclip.cli.data import make_shards
 from diffclip.data.corpus import Corpus
@@ -85,6 +84,9 @@ def test_same_command_resumes_and_other_settings_are_refused(kaggle: Path, tmp_p
     (kaggle / "Images" / "4.jpg").unlink()
     with pytest.raises(InputError, match="holds shards of other settings, images or captions"):
         make_shards(kaggle, shards, **options)
+    (shards / "make-shards.json").write_text("{")
+    with pytest.raises(InputError, match=r"make-shards\.json cannot be read"):
+        make_shards(kaggle, shards, **options)
 
 
 def test_equal_image_names_are_matched_by_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,15 +105,16 @@ def test_equal_image_names_are_matched_by_folder(tmp_path: Path, capsys: pytest.
 def test_missing_and_broken_images_are_reported(kaggle, tmp_path, capsys) -> None:
     (kaggle / "Images" / "2.jpg").write_bytes(b"no image")
     (kaggle / "Images" / "4.jpg").unlink()
-    Image.new("RGB", (9, 9)).save(kaggle / "Images" / "5.psd.tga")
+    write_image(kaggle / "Images" / "8.jpg")
     with (kaggle / "captions.txt").open("a") as file:
-        file.write("6.jpg, \n")
+        file.write("8.jpg, \n")
     make_shards(kaggle, tmp_path / "shards", captions=kaggle / "captions.txt", workers=1)
     captured = capsys.readouterr()
     assert captured.out.startswith("6 images with 12 captions in 1 shard")
-    assert "2 left out" in captured.out
+    assert "3 left out" in captured.out
     assert f"4.jpg: is not in {kaggle}" in captured.err
     assert "2.jpg: is not an image" in captured.err
+    assert "8.jpg: has no caption" in captured.err
 
 
 def test_shards_can_be_written_beside_the_images(kaggle: Path, capsys: pytest.CaptureFixture[str]) -> None:

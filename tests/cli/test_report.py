@@ -2,10 +2,9 @@
 
 import in_process
 import pytest
-from run_folders import make_run
+from made_records import make_run
 
 from diffclip.errors import InputError
-from diffclip.evaluation.records import read_records, write_records
 from diffclip.files import write_text
 
 
@@ -28,43 +27,20 @@ def runs(tmp_path):
     return tmp_path / "runs"
 
 
-def test_save_condenses_runs_to_results_that_can_be_reported(runs, tmp_path, monkeypatch):
+def test_pages_have_a_title_and_the_command_and_other_endings_are_refused(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file = runs / "CLIP-s0" / "results.jsonl"
-    (first, *_), saved = read_records(file), {("mechanics", "sink_ratio"), ("training", "lambda")}
-    changes = [{"task": task, "metric": name, "layer": 1} for task, name in (*saved, ("mechanics", "other"))]
-    layers = [first.model_copy(update=change) for change in changes]
-    write_records(file, [*read_records(file), *layers, layers[0].model_copy(update={"head": 1})])
-    assert call("runs", "--save", "saved/demo") == "wrote saved/demo\n"
-    names = sorted(path.name for path in (tmp_path / "saved" / "demo").iterdir())
-    assert names == ["curves.jsonl", "results.jsonl"]
-    records = read_records(tmp_path / "saved" / "demo" / "results.jsonl")
-    runs = {record.weights.removesuffix("/checkpoints/best") for record in records}
-    assert runs == {f"{model}-s{seed}" for model in ("CLIP", "DiffCLIP") for seed in (0, 1)}
-    layers = {(record.task, record.metric, record.head) for record in records if record.layer}
-    assert layers == {(*measure, None) for measure in saved}
-    file = "saved/demo/results.jsonl"
+    file = "runs/CLIP-s0/results.jsonl"
     for options, words in (
-        ((file, "--output", file), "give a name that ends with .html"),
-        ((file, "--markdown", "saved/demo/results.outcomes.npz"), "give a name that ends with .md"),
-        (("saved/demo", "--save", "saved/demo"), "is an input, which would be lost"),
-        (("runs", "--save", "runs"), "--save runs lies in one of the inputs"),
-        (("runs", "--save", "runs/saved"), "lies in one of the inputs"),
+        (("--output", file), "give a name that ends with .html"),
+        (("--markdown", "runs/CLIP-s0/results.outcomes.npz"), "give a name that ends with .md"),
     ):
         with pytest.raises(InputError, match=words):
-            call(*options)
-    call("saved/demo", "--save", "saved/again")
-    curves = [(tmp_path / "saved" / name / "curves.jsonl").read_text() for name in ("demo", "again")]
-    assert curves[0] == curves[1]
-    make_run(tmp_path / "other" / "CLIP-s0", "CLIP", 0, level=0.2)
-    call("runs", "other", "--save", "saved/both")
-    weights = {record.weights for record in read_records(tmp_path / "saved" / "both" / "results.jsonl")}
-    assert {f"{folder}/CLIP-s0/checkpoints/best" for folder in ("runs", "other")} < weights
-    assert call("saved/demo", "--output", "report.html", "--title", "Demo") == "wrote report.html\n"
+            call(file, *options)
+    assert call("runs", "--output", "report.html", "--title", "Demo") == "wrote report.html\n"
     page = (tmp_path / "report.html").read_text()
     assert "<h1>Demo</h1>" in page
-    assert "diffclip report saved/demo --output report.html" in page
-    assert call("saved/demo", "--markdown", "demo.md") == "wrote demo.md\nwrote figures/demo_forest.png\n"
+    assert "diffclip report runs --output report.html" in page
+    assert call("runs", "--markdown", "demo.md") == "wrote demo.md\nwrote figures/demo_forest.png\n"
     assert str(tmp_path) not in (tmp_path / "demo.md").read_text()
 
 

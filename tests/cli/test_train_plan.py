@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from in_process import diffclip_command
-from odd_shards import write_shard_of
+from made_sets import write_shard_of
 from tiny_recipe import tiny_recipe
 
 from diffclip.training.recipe import read_recipe

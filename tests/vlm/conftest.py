@@ -3,8 +3,6 @@
 Tests must not change these fixtures (use `copy.deepcopy` first).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

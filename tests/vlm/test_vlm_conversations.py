@@ -1,7 +1,5 @@
 """LLaVA's JSON: reading and checking it, its index on disk, its batches, and its conversations as tokens and labels."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The connected model: the numbers of its parts, saving and loading, questions, and errors for unusable parts."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -213,8 +211,9 @@ def test_answers_are_the_same_in_a_batch_as_one_by_one(talker, shades: list[Imag
 
 def test_the_ask_command_answers_each_question(talker, shades: list[Image.Image], tmp_path: Path) -> None:
     save_vlm(*talker, tmp_path / "run" / "model")
-    shades[0].save(tmp_path / "dark.png")
-    arguments = (tmp_path / "dark.png", *QUESTIONS[:2], "--model", tmp_path / "run")
+    image = tmp_path / "dark\udcff.png"  # a name that is not UTF-8
+    shades[0].save(image)
+    arguments = (image, *QUESTIONS[:2], "--model", tmp_path / "run")
     output, _ = in_process.call("vlm", "ask", *arguments, "--json", "--device", "cpu")
     lines = [json.loads(line) for line in output.splitlines()]
     assert [line["question"] for line in lines] == list(QUESTIONS[:2])

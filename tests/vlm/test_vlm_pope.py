@@ -1,7 +1,5 @@
 """POPE: questions are read as published, metrics are right, nothing is asked twice, and records have every fact."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial
@@ -52,11 +50,11 @@ def asked(labels: str, per_image: int = 2) -> list[Question]:
     ]
 
 
-def scored(labels: str, said: str, per_image: int = 2) -> dict[str, Score]:
+def scored(labels: str, answers: str, per_image: int = 2) -> dict[str, Score]:
     """Score the same questions and answers as all three splits; return the scores of one split by metric."""
     questions = QuestionSet("made", dict.fromkeys(SPLITS, asked(labels, per_image)), Path())
     words = {"y": "Yes.", "n": "No.", "?": ""}
-    scores = score_answers(questions, {split: [words[letter] for letter in said] for split in SPLITS})
+    scores = score_answers(questions, {split: [words[letter] for letter in answers] for split in SPLITS})
     # three equal splits must not narrow the interval
     for score, overall in zip(scores["random"], scores["overall"], strict=True):
         assert (overall.value, overall.low, overall.high) == pytest.approx(

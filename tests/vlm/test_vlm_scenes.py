@@ -1,7 +1,5 @@
 """Conversations and questions about scenes, and the small language model that is trained for them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from pathlib import Path

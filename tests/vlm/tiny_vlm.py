@@ -1,7 +1,5 @@
 """A tiny vision tower, language model, tokenizer and set of conversations, made in place."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -88,7 +86,7 @@ def make_language_model(tokenizer: Any, seed: int = 0, **sizes: Any) -> Any:
 def stopped_after_a_save() -> Iterator[None]:
     """Send SIGTERM to the training in this block after it saves a checkpoint, and check that it stops."""
     from diffclip.errors import StoppedError
-    from diffclip.vlm.train import Reporter
+    from diffclip.vlm.trainer import Reporter
 
     on_save = Reporter.on_save
 

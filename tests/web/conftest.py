@@ -1,7 +1,5 @@
 """Small models, a folder of images, and the page of both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from web_page_process import Page, serving
 
 from diffclip import CLIP, save_weights
 from diffclip.config import variant_config
-from diffclip.model_source import Loaded, load_for_use
+from diffclip.model_source import Loaded, load_with_origin
 
 COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "grey": (128, 128, 128)}
 
@@ -34,12 +32,12 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def plain(model_folders: list[Path]) -> Loaded:
-    return load_for_use(str(model_folders[0]))
+    return load_with_origin(str(model_folders[0]))
 
 
 @pytest.fixture(scope="session")
 def differential(model_folders: list[Path]) -> Loaded:
-    return load_for_use(str(model_folders[1]))
+    return load_with_origin(str(model_folders[1]))
 
 
 @pytest.fixture(scope="session")

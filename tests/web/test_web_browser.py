@@ -1,7 +1,5 @@
 """The page in a real headless browser. Tests do not install it: `make browser` does."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +93,7 @@ def test_an_upload_and_new_texts_change_maps_and_scores(tab, tmp_path):
     tab.locator("#dc-look").click()
     tab.wait_for_selector(".dc-text:has-text('two boats')")
     assert tab.locator(".dc-card").first.locator(".dc-text").all_inner_texts() == ["a zebra", "two boats"]
-    assert tab.locator("#dc-told p").count() == 0
+    assert tab.locator("#dc-notice p").count() == 0
     shares = [float(text.rstrip("%")) for text in tab.locator(".dc-value").all_inner_texts()]
     assert sum(shares) == pytest.approx(200, abs=0.3)
 

@@ -7,7 +7,7 @@ from diffclip.errors import InputError
 from diffclip.focus import measures
 from diffclip.focus.recording import recording
 from diffclip.focus.relevance import image_relevances
-from diffclip.model_source import load_for_use
+from diffclip.model_source import load_with_origin
 from diffclip.web.look import METHODS, look
 
 TEXTS = ["a red square", "a dog"]
@@ -81,7 +81,7 @@ def test_map_numbers_match_the_focus_measures(differential, image):
 
 
 def test_weights_that_are_not_finite_are_an_error(model_folders, image):
-    loaded = load_for_use(str(model_folders[0]))
+    loaded = load_with_origin(str(model_folders[0]))
     with torch.no_grad():
         loaded.model.image_projection.fill_(float("nan"))
     with pytest.raises(InputError, match="not finite"):

@@ -1,11 +1,14 @@
 import base64
 import io
+import os
 import re
 import shutil
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from unittest import mock
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -17,11 +20,12 @@ gradio = pytest.importorskip("gradio")
 
 from diffclip.web.folder import SearchedFolder  # noqa: E402
 from diffclip.web.look import Map, look  # noqa: E402
-from diffclip.web.page import MAX_LETTERS, MAX_TEXTS, build, parse_texts, shown_scenes  # noqa: E402
-from diffclip.web.results import Shown, gallery, message, results, shown_models  # noqa: E402
+from diffclip.web.page import MAX_LETTERS, MAX_TEXTS, build, example_scenes, parse_texts  # noqa: E402
+from diffclip.web.results import PageModel, gallery, message, page_models, render_looks  # noqa: E402
+from diffclip.web.server import pick_port, serve_in_background  # noqa: E402
 
 HOSTILE = "<script>alert(1)</script>\"' onerror=x ${alert(2)} {{value}}"
-SHOWN = Shown("A <b>model</b>", "from & here", "#000", None)
+MODEL = PageModel("A <b>model</b>", "from & here", "#000", None)
 
 
 class Parts(HTMLParser):
@@ -46,7 +50,7 @@ class Parts(HTMLParser):
 def both(plain, differential):
     image = Image.effect_noise((48, 48), 60).convert("RGB")
     texts = [HOSTILE, "a dog", "a cat"]
-    return [(SHOWN, look(model, image, texts), image) for model in (plain, differential)], texts
+    return [(MODEL, look(model, image, texts), image) for model in (plain, differential)], texts
 
 
 def pixels(uri):
@@ -54,7 +58,7 @@ def pixels(uri):
 
 
 def test_texts_and_names_are_escaped(both):
-    parts = Parts(results(*both, "relevance", 0.6, scene=False))
+    parts = Parts(render_looks(*both, "relevance", 0.6, scene=False))
     assert not {"script", "b", "style", "iframe"} & {tag for tag, _ in parts.elements}
     assert not parts.having("onerror")
     assert "".join(parts.text).count(HOSTILE) == 4
@@ -74,8 +78,8 @@ def test_maps_of_both_models_share_one_color_scale(both):
         return replace(seen, maps=seen.maps | maps)
 
     for strong, limit in ((0.4, "0.4"), (0.003, "0.02")):
-        models = [(SHOWN, with_relevance(*pair), image) for pair in ((first, strong), (second, 0.003))]
-        html = results(models, both[1], "relevance", 0.6, scene=False)
+        models = [(MODEL, with_relevance(*pair), image) for pair in ((first, strong), (second, 0.003))]
+        html = render_looks(models, both[1], "relevance", 0.6, scene=False)
         drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "relevance"]
         faint = pixels(drawn[-1]["src"])[48, 48]
         # a relevance of 0.003 is dark and lets the image through, whatever values the other model has
@@ -86,7 +90,7 @@ def test_maps_of_both_models_share_one_color_scale(both):
 
 def test_atlas_tiles_show_the_maps_of_the_patches(both):
     models, texts = both
-    html = results(models, texts, "patch", 0.6, scene=False)
+    html = render_looks(models, texts, "patch", 0.6, scene=False)
     drawn = [part["style"] for part in Parts(html).having("data-side")]
     limit = np.quantile(np.abs([view.patches for _, view, _ in models]), 0.995)
     for style, (_, view, _) in zip(drawn, models, strict=True):
@@ -100,7 +104,7 @@ def test_atlas_tiles_show_the_maps_of_the_patches(both):
 
 def test_segmentation_shows_a_color_and_a_share_of_each_text(both):
     models, texts = both
-    html = results(models, texts, "segmentation", 0.6, scene=False)
+    html = render_looks(models, texts, "segmentation", 0.6, scene=False)
     drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "segmentation"]
     colors = [(31, 119, 180), (255, 127, 14), (44, 160, 44)]
     for part, (_, view, _) in zip(drawn, models, strict=True):
@@ -110,7 +114,7 @@ def test_segmentation_shows_a_color_and_a_share_of_each_text(both):
 
 
 def test_missing_maps_and_lambdas_are_reported(both):
-    html = results(*both, "A2", 0.6, scene=True)
+    html = render_looks(*both, "A2", 0.6, scene=True)
     assert html.count("there is no A2") == 1
     assert html.count("This model’s attention is plain: it has no λ.") == 1
     assert "layer 2: " in html
@@ -118,27 +122,27 @@ def test_missing_maps_and_lambdas_are_reported(both):
 
 
 @pytest.mark.parametrize(
-    ("attention", "said"),
+    ("attention", "reason"),
     [("differential-v2", "of V2: its λ are of tokens"), ("gated", "gated: it has no λ")],
 )
-def test_a_model_without_lambda_says_why(plain, attention, said):
+def test_a_model_without_lambda_says_why(plain, attention, reason):
     config = plain.model.config
     towers = {
         name: getattr(config, name).model_copy(update={"attention": attention}) for name in ("vision", "text")
     }
     loaded = replace(plain, model=CLIP(config.model_copy(update=towers)).eval())
     image = Image.new("RGB", (32, 32), "red")
-    html = results([(SHOWN, look(loaded, image, ["a"]), image)], ["a"], "relevance", 0.6, scene=True)
-    assert f"This model’s attention is {said}." in html
+    html = render_looks([(MODEL, look(loaded, image, ["a"]), image)], ["a"], "relevance", 0.6, scene=True)
+    assert f"This model’s attention is {reason}." in html
     assert "plain" not in html
 
 
 def test_models_get_unique_names_and_colors(plain, differential):
-    names = [shown.name for shown in shown_models([("x/a", plain), ("y/a", plain)])]
+    names = [model.name for model in page_models([("x/a", plain), ("y/a", plain)])]
     assert names == ["x/a (1)", "y/a (2)"]
-    first, second = shown_models([("x/a", plain), ("y/b", plain)])
+    first, second = page_models([("x/a", plain), ("y/b", plain)])
     assert first.color != second.color
-    assert shown_models([("x/\udcff", differential)])[0].name == "\\udcff"
+    assert page_models([("x/\udcff", differential)])[0].name == "\\udcff"
 
 
 def test_texts_are_limited_in_number_and_length():
@@ -153,7 +157,7 @@ def test_texts_are_limited_in_number_and_length():
 
 
 def test_inputs_have_labels_and_models_run_one_request_at_a_time(plain, differential):
-    page = build(shown_models([("x/Plain", plain), ("x/Differential", differential)]), None)
+    page = build(page_models([("x/Plain", plain), ("x/Differential", differential)]), None)
     for block in page.blocks.values():
         if isinstance(block, gradio.components.FormComponent | gradio.Image):
             assert block.label, block
@@ -162,8 +166,22 @@ def test_inputs_have_labels_and_models_run_one_request_at_a_time(plain, differen
     assert all(fn.api_visibility == "private" for fn in page.fns.values() if fn.fn)
 
 
+def test_the_page_starts_on_ipv6_and_beside_a_proxy(plain):
+    try:
+        port = pick_port("::1", 0)
+    except InputError:
+        pytest.skip("this machine has no IPv6")
+    proxy = {"http_proxy": "http://127.0.0.1:1", "NO_PROXY": "", "no_proxy": "example.org"}
+    with (
+        mock.patch.dict(os.environ, proxy),
+        serve_in_background([("x/Plain", plain)], None, "::1", port) as address,
+    ):
+        assert address == f"http://[::1]:{port}/"
+        assert httpx.get(address).status_code == 200
+
+
 def test_scenes_have_a_mask_of_each_object_in_their_texts():
-    for scene in shown_scenes():
+    for scene in example_scenes():
         assert len(scene.texts) == len(scene.masks) + 2
         assert all(mask.any() and mask.shape == scene.image.size for mask in scene.masks.values())
 
@@ -177,7 +195,7 @@ def updated(folder, models):
 
 
 def test_an_image_finds_itself_with_each_model(photos, plain, differential):
-    searched = updated(photos, shown_models([("x/Plain", plain), ("x/Differential", differential)]))
+    searched = updated(photos, page_models([("x/Plain", plain), ("x/Differential", differential)]))
     assert searched.status().count("4 images, 1 skipped that cannot be read") == 2
     for model in ("Plain", "Differential"):
         hits = searched.search(model, Image.open(photos / "below" / "grey.png").convert("RGB"), 2)
@@ -189,7 +207,7 @@ def test_an_image_finds_itself_with_each_model(photos, plain, differential):
 def test_links_to_the_outside_and_missing_files_are_not_shown(photos, plain, tmp_path):
     folder = tmp_path / "linked"
     shutil.copytree(photos, folder)
-    searched = updated(folder, shown_models([("x/Plain", plain)]))
+    searched = updated(folder, page_models([("x/Plain", plain)]))
     (folder / "red.png").unlink()
     (folder / "red.png").symlink_to(photos.parent / "neighbour.png")
     (folder / "blue.png").unlink()
@@ -199,4 +217,4 @@ def test_links_to_the_outside_and_missing_files_are_not_shown(photos, plain, tmp
     searched.close()
     (tmp_path / "none").mkdir()
     with pytest.raises(InputError, match=re.escape(str(tmp_path / "none"))):
-        SearchedFolder(tmp_path / "none", shown_models([("x/Plain", plain)]))
+        SearchedFolder(tmp_path / "none", page_models([("x/Plain", plain)]))

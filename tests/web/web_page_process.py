@@ -1,7 +1,5 @@
 """The page as a real process, and a client that sends the same requests as the page's own script."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

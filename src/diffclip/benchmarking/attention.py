@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from diffclip.attention import fused
 from diffclip.attention.dispatch import BACKENDS, choose_backend
 from diffclip.benchmarking.operators import (
+    AUTO,
     PLAIN,
     TIMM,
     Inputs,
@@ -24,6 +27,11 @@ from diffclip.benchmarking.operators import (
     why_not,
 )
 from diffclip.benchmarking.timing import Sampler, describe_error, make_sampler, summarize, take_turns
+from diffclip.errors import InputError
+
+if TYPE_CHECKING:
+    from diffclip.attention.kernels.plan import Plan, Problem
+    from diffclip.attention.kernels.tuning import Recorder
 
 KINDS = ("forward", "both")
 _MOST_SETS = 8
@@ -58,16 +66,18 @@ def measure(
     Returns:
         name → `forward` (without gradients) and `both` (forward and backward), each with `median_ms`, `low_ms`,
         `high_ms`, `samples`, and on a GPU `peak_bytes` on top of the inputs; `backward` is the difference of the two.
-        An operator that cannot run has only `why`.
+        An operator that cannot run has only `why`. "auto" has the name of its `backend` and the numbers of that row:
+        the two are one operator, and two measurements would differ by noise.
     """
     started = time.perf_counter()
     sets = [make_inputs(shape, device, dtype, seed) for seed in range(_count_sets(shape, device, dtype))]
-    rows: Rows = {}
+    table = {name: entry for name, entry in operators(device).items() if names is None or name in names}
+    backend = choose_backend("auto", sets[0].q, sets[0].v, 0.0)
+    rows: Rows = {name: {} for name in table}
     samplers: dict[str, Sampler] = {}
-    for name, operator in operators(device).items():
-        if names is not None and name not in names:
+    for name, operator in table.items():
+        if name == AUTO and f"differential {backend}" in table:
             continue
-        rows[name] = {}
         why = why_not(name, sets[0])
         if why is None:
             try:
@@ -83,10 +93,12 @@ def measure(
     for key, why in failures.items():
         _drop(key.split(" ", 1)[1], why, rows, samplers)
     for name, row in rows.items():
-        if "why" not in row:
+        if row and "why" not in row:
             for kind in KINDS:
                 row[kind] |= summarize(samples[f"{kind} {name}"])
             row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
+    if AUTO in rows:
+        rows[AUTO] = copy.deepcopy(rows.get(f"differential {backend}", rows[AUTO])) | {"backend": backend}
     return rows
 
 
@@ -138,12 +150,11 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
     """
     shapes, dtype = SHAPES[device.type], DTYPES[device.type]
     names = (PLAIN, TIMM, *(f"differential {name}" for name in ("auto", *BACKENDS)))
-    end, rows, auto = time.perf_counter() + seconds, {}, {}
+    end, rows = time.perf_counter() + seconds, {}
     for index, (tower, shape) in enumerate(shapes.items()):
         share = (end - time.perf_counter()) / (len(shapes) - index)
         rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, share, names, tell)
-        inputs = make_inputs(Shape(1, shape.heads, shape.tokens, shape.size, shape.causal), device, dtype, 0)
-        auto[tower] = choose_backend("auto", inputs.q, inputs.v, 0.0)
+    auto = {tower: times[AUTO]["backend"] for tower, times in rows.items()}
     backend, line = advise(rows, auto)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     about = {"device": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
@@ -156,6 +167,32 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
         "attention_backend": backend,
         "advice": line,
     }
+
+
+def tune(
+    shape: Shape, device: torch.device, dtype: torch.dtype, record: Recorder | None = None
+) -> tuple[Problem, Plan]:
+    """Search the block sizes of the fused kernels for `shape`, and keep them in the user's cache folder.
+
+    Args:
+        record: as in `diffclip.attention.kernels.tuning.search`.
+
+    Raises:
+        InputError: the kernels cannot run on the inputs, or no candidate of some kernel runs.
+    """
+    inputs = make_inputs(shape, device, dtype, seed=0)
+    why = fused.why_not_fused(inputs.q, inputs.v)
+    if why is not None:
+        raise InputError(f"there is nothing to tune: {why}: leave --tune out")
+    from diffclip.attention.kernels import tuning
+    from diffclip.attention.kernels.plan import problem_of
+
+    problem = problem_of(inputs.q, inputs.v, shape.causal)
+    plan = tuning.search(problem, inputs.q, inputs.v, record)
+    if plan is None:
+        raise InputError("no candidate of some kernel runs on this GPU: leave --tune out")
+    tuning.keep(problem, plan, tuning.plan_file(device))
+    return problem, plan
 
 
 def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:

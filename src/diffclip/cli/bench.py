@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from diffclip.cli.console import Device, print_table, show_progress
 from diffclip.errors import InputError
 from diffclip.model_source import pick_device
-
-if TYPE_CHECKING:
-    import torch
 
 
 def bench(
@@ -38,50 +35,32 @@ def bench(
         import torch
 
         torch.cuda.set_device(chosen_device)
-    if tune:
-        _tune(chosen_device)
-    from diffclip.benchmarking.attention import measure_backends
+    elif tune:
+        raise InputError("--tune has nothing to tune on a CPU: the fused kernels run on a GPU, leave it out")
+    from diffclip.benchmarking import attention
 
-    with show_progress("bench", {"seconds": round(seconds)}) as progress:
+    if tune:
+        with show_progress("tune") as progress:
+            for shape in attention.SHAPES["cuda"].values():
+                attention.tune(shape, chosen_device, attention.DTYPES["cuda"])
+                progress("towers", 1, len(attention.SHAPES["cuda"]))
+        from diffclip.attention.kernels.tuning import plan_file
+
+        typer.echo(f"block sizes kept in {plan_file(chosen_device)}", err=True)
+    with show_progress("bench") as progress:
         started, reported = time.perf_counter(), 0
 
         def tell() -> None:
             nonlocal reported
             passed = min(round(time.perf_counter() - started), round(seconds))
-            progress("seconds", passed - reported, None)
+            progress("seconds", passed - reported, round(seconds))
             reported = passed
 
-        result = measure_backends(chosen_device, seconds, tell)
+        result = attention.measure_backends(chosen_device, seconds, tell)
     if as_json:
         print(json.dumps(result, indent=1))
     else:
         _show(result)
-
-
-def _tune(device: torch.device) -> None:
-    """Search the kernels' block sizes for both towers and keep them."""
-    from diffclip.attention import fused
-    from diffclip.benchmarking.attention import DTYPES, SHAPES
-    from diffclip.benchmarking.operators import make_inputs
-
-    if device.type != "cuda":
-        raise InputError("--tune has nothing to tune on a CPU: the fused kernels run on a GPU, leave it out")
-    with show_progress("tune", {"towers": len(SHAPES["cuda"])}) as progress:
-        for shape in SHAPES["cuda"].values():
-            inputs = make_inputs(shape, device, DTYPES["cuda"], seed=0)
-            why = fused.why_not_fused(inputs.q, inputs.v)
-            if why is not None:
-                raise InputError(f"--tune has nothing to tune: {why}, leave it out")
-            from diffclip.attention.kernels import tuning
-            from diffclip.attention.kernels.plan import problem_of
-
-            problem = problem_of(inputs.q, inputs.v, shape.causal)
-            plan = tuning.search(problem, inputs.q, inputs.v)
-            if plan is None:
-                raise InputError("--tune found no block sizes: no candidate runs on this GPU, leave it out")
-            tuning.keep(problem, plan, tuning.plan_file(device))
-            progress("towers", 1, None)
-    typer.echo(f"block sizes kept in {tuning.plan_file(device)}", err=True)
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import typer
 from diffclip.cli.console import Device, ModelName, print_table, read_images, say_skipped, show_progress
 from diffclip.errors import InputError, explain_errors
 from diffclip.files import printable
-from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
+from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -50,10 +50,10 @@ def classify(
 
     files = find_images(images)
     chosen_device = pick_device(device)
-    loaded = load_for_use(model, model_name)
+    loaded = load_with_origin(model, model_name)
     loaded.model.to(chosen_device)
     faults: list[Fault] = []
-    with show_progress("classify", {"images": len(files)}) as progress:
+    with show_progress("classify") as progress:
         rows = _probabilities(loaded, read_images(files, images, progress, faults), names, template)
     results = []
     for file, row in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -93,24 +93,30 @@ def read_images(
             faults.append(sample_fault(str(file), error))
         else:
             yield file, image
-        progress("images", 1, None)
+        progress("images", 1, len(files))
     if len(faults) == len(files):
         raise none_readable_error(faults)
 
 
 @contextmanager
-def show_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
-    """Yield a callback that shows a bar with `title` for each kind of item (without a terminal: lines) until the block
-    ends. `totals` has the number of items of a kind, for a caller of the callback that does not know it."""
+def show_progress(title: str) -> Iterator[Progress]:
+    """Yield a callback that shows a bar with `title`, the rate and the time left for each kind of item (without a
+    terminal: lines) until the block ends."""
     if not sys.stderr.isatty():
-        yield _make_line_printer(title, totals)
+        yield _make_line_printer(title)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Task, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class RateColumn(TaskProgressColumn):
+        def render(self, task: Task) -> Text:
+            return self.render_speed(task.finished_speed or task.speed)
 
     columns = (
-        TaskProgressColumn(show_speed=True),
+        TaskProgressColumn(),
+        RateColumn(),
         TimeRemainingColumn(),
         BarColumn(bar_width=20),
         TextColumn("{task.description}", markup=False),
@@ -120,14 +126,14 @@ def show_progress(title: str, totals: Mapping[str, int]) -> Iterator[Progress]:
 
     def advance(kind: str, count: int, total: int | None) -> None:
         if kind not in tasks:
-            tasks[kind] = bars.add_task(f"{kind}: {title}", total=total or totals.get(kind))
+            tasks[kind] = bars.add_task(f"{kind}: {title}", total=total)
         bars.advance(tasks[kind], count)
 
     with bars:
         yield advance
 
 
-def _make_line_printer(title: str, totals: Mapping[str, int]) -> Progress:
+def _make_line_printer(title: str) -> Progress:
     """Return a callback that prints a line every 15 seconds."""
     called = printed = time.monotonic()
     counts: dict[str, int] = {}
@@ -136,13 +142,14 @@ def _make_line_printer(title: str, totals: Mapping[str, int]) -> Progress:
     def advance(kind: str, count: int, total: int | None) -> None:
         nonlocal called, printed
         counts[kind] = counts.get(kind, 0) + count
-        total, now = total or totals.get(kind), time.monotonic()
+        now = time.monotonic()
         since.setdefault(kind, called)
         called = now
         if total and counts[kind] < total and now - printed > _SECONDS_A_LINE:
             printed = now
-            remaining = (now - since[kind]) * (total - counts[kind]) / counts[kind]
-            share = 100 * counts[kind] / total
-            print(f"{share:3.0f} %, {remaining:.0f} s left: {kind}: {title}", file=sys.stderr, flush=True)
+            share, rate = 100 * counts[kind] / total, counts[kind] / (now - since[kind])
+            remaining = (total - counts[kind]) / rate
+            line = f"{share:3.0f} %, {rate:.1f}/s, {remaining:.0f} s left: {kind}: {title}"
+            print(line, file=sys.stderr, flush=True)
 
     return advance

@@ -10,7 +10,7 @@ import typer
 from diffclip.cli.console import ModelName
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
-from diffclip.model_source import find_model, load_for_use
+from diffclip.model_source import find_model, load_with_origin
 
 
 def convert(
@@ -72,7 +72,7 @@ def convert(
         raise InputError(
             f"{source} is a model's name, which has no weights to convert: give a folder or a file"
         )
-    model = load_for_use(source, model_name).model
+    model = load_with_origin(source, model_name).model
 
     from diffclip.config import name_of
     from diffclip.weights import save_published, save_weights

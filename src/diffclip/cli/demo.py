@@ -50,6 +50,6 @@ def demo(
         from diffclip.cli.evaluate_table import show_records
         from diffclip.demo import run_demo
 
-        page, records = run_demo(folder, print, lambda part: show_progress(part, {}), seeds)
+        page, records = run_demo(folder, print, show_progress, seeds)
     show_records(records, {}, headlines_only=True)
     print(f"The page: {page}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from diffclip.errors import InputError, require_group
-from diffclip.model_source import MODEL_HELP, find_model, load_for_use
+from diffclip.model_source import MODEL_HELP, find_model, load_with_origin
 
 _DEMO = (Path("runs/demo/CLIP"), Path("runs/demo/DiffCLIP"))
 
@@ -51,7 +51,7 @@ def explore(
     from diffclip.web.server import pick_port, serve, serve_in_background
 
     port = pick_port(host, port)
-    loaded = [(source, load_for_use(source)) for source in sources]
+    loaded = [(source, load_with_origin(source)) for source in sources]
     if auth is None and host not in ("127.0.0.1", "::1", "localhost"):
         print(
             f"diffclip: WARNING: anyone who reaches port {port} of this machine can use the page"

@@ -11,7 +11,7 @@ import typer
 from diffclip.cli.console import ModelName, show_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
-from diffclip.model_source import MODEL_HELP, load_for_use
+from diffclip.model_source import MODEL_HELP, load_with_origin
 
 
 def export(
@@ -29,7 +29,7 @@ def export(
     """
     require_group("export", "onnx", "onnxruntime", "onnxscript")
     check_new(folder)
-    loaded = load_for_use(model, model_name, image_size)
+    loaded = load_with_origin(model, model_name, image_size)
     from diffclip.convert.onnx import TOKENIZER_FILE, export_onnx
 
     tokenizer = None
@@ -40,7 +40,7 @@ def export(
         tokenizer = tokenizer_of(loaded.model.config)
     except InputError as error:
         print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
-    with show_progress("export", {"towers": 2}) as progress:
-        exported = export_onnx(loaded.model, folder, tokenizer, on_tower=lambda: progress("towers", 1, None))
+    with show_progress("export") as progress:
+        exported = export_onnx(loaded.model, folder, tokenizer, on_tower=lambda: progress("towers", 1, 2))
     for tower in exported:
         print(f"{tower.file}: {tower.size / 1e6:,.1f} MB, error {tower.error:.0e}")

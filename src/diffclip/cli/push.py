@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from diffclip.errors import InputError, explain_errors
-from diffclip.model_source import find_model, load_for_use
+from diffclip.model_source import find_model, load_with_origin
 
 
 def push(
@@ -32,7 +32,7 @@ def push(
         raise InputError(f"{name} is not a name on the hub: give OWNER/NAME")
     if find_model(model) is None:
         raise InputError(f"{model} is a model's name, which has no weights to share: give a folder or a file")
-    loaded = load_for_use(model)
+    loaded = load_with_origin(model)
     pushed: Any = loaded.model
     from diffclip.evaluation.records import read_records
 

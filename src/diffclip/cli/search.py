@@ -20,7 +20,7 @@ from diffclip.cli.console import (
 )
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable, write_atomically
-from diffclip.model_source import MODEL_HELP, find_model, load_for_use, pick_device
+from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -72,7 +72,7 @@ def search(
 
     query = read_image(image) if image else text or ""
     chosen_device = pick_device(device)
-    loaded = load_for_use(model, model_name)
+    loaded = load_with_origin(model, model_name)
     loaded.model.to(chosen_device)
     images = ImageIndex(folder, loaded, index)
     _update(images, workers)
@@ -98,7 +98,7 @@ def search(
 def _update(images: ImageIndex, workers: int) -> None:
     """Update the index and print the changes on stderr. An index that cannot be updated is used as it is."""
     try:
-        with show_progress("index", {}) as progress:
+        with show_progress("index") as progress:
             update = images.update(progress, workers=workers)
     except InputError as error:
         if not len(images):

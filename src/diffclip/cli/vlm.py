@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-from collections.abc import Callable, Sequence
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from diffclip.cli.console import Changes, Device, show_progress
-
-if TYPE_CHECKING:
-    import torch
-
-    from diffclip.evaluation.records import Record
-    from diffclip.vlm.demo import DemoSettings
-    from diffclip.vlm.pope import QuestionSet
-
-_ONE_ANSWER = 0.95  # a model that gives one answer more often than this does not answer the questions
 
 vlm = typer.Typer(
     help="Train a language model that sees through CLIP or DiffCLIP, and ask it.", no_args_is_help=True
@@ -55,6 +43,9 @@ def train(
     from diffclip.errors import InputError, require_group
 
     require_group("vlm", "transformers", "accelerate")
+    from diffclip.training.recipe_file import find_recipe
+
+    find_recipe(recipe, "vlm_")
     from diffclip.vlm.recipe import read_vlm_recipe
 
     resolved = read_vlm_recipe(recipe, changes or [])
@@ -72,7 +63,7 @@ def train(
 
 @vlm.command("ask")
 def ask(
-    image: Annotated[Path, typer.Argument(help="An image file.")],
+    image: Annotated[Path, typer.Argument(help="An image file.", exists=True, dir_okay=False)],
     questions: Annotated[list[str], typer.Argument(help="Each is asked alone.", metavar="QUESTION...")],
     model: Annotated[
         Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.", exists=True)
@@ -84,13 +75,16 @@ def ask(
 
     Example: diffclip vlm ask kitchen.jpg "Is there a cat in the image?" --model runs/vlm-stage2
     """
-    from diffclip.data.images import read_image
     from diffclip.errors import InputError, require_group
+    from diffclip.focus.view import check_encoding
     from diffclip.model_source import pick_device
 
     require_group("vlm", "transformers")
     if not all(question.strip() for question in questions):
         raise InputError("a question is empty: write a question")
+    check_encoding(questions)
+    from diffclip.data.images import read_image
+
     opened = read_image(image)
     chosen_device = pick_device(device)
     from diffclip.vlm.chat import answer
@@ -100,7 +94,7 @@ def ask(
     answers = answer(network.to(chosen_device), processor, [opened] * len(questions), questions)
     for question, text in zip(questions, answers, strict=True):
         reply = {"image": str(image), "question": question, "answer": text}
-        print(json.dumps(reply, ensure_ascii=False) if as_json else text)
+        print(json.dumps(reply) if as_json else text)  # in ASCII: a file name may be invalid Unicode
 
 
 @vlm.command("evaluate")
@@ -136,76 +130,23 @@ def evaluate(
     if blind and images is not None:
         raise InputError("--blind asks without the images: leave --images out")
     check_writable(output)
+    from diffclip.cli.evaluate_table import show_records
+    from diffclip.evaluation.results_file import ResultsFile
+    from diffclip.vlm.evaluate import evaluate_models, one_sided_models
     from diffclip.vlm.pope import open_questions
 
-    questions = open_questions(data, images, blind=blind)
-    evaluate_models(models, questions, output, batch_size, pick_device(device))
-
-
-def evaluate_models(
-    models: Sequence[str], questions: QuestionSet, output: Path, batch_size: int, device: torch.device
-) -> None:
-    """Ask each model all questions, write its records to `output`, and print a table."""
-    import torch
-
-    import diffclip
-    from diffclip.cli.evaluate_table import show_records
-    from diffclip.data.images import read_image
-    from diffclip.data.index import digest_of
-    from diffclip.errors import InputError
-    from diffclip.evaluation.features import weights_digest
-    from diffclip.evaluation.results_file import ResultsFile
-    from diffclip.vlm.chat import answer
-    from diffclip.vlm.files import identify, load_vlm
-    from diffclip.vlm.pope import OVERALL, score_answers
-
-    facts, folder = {source: identify(source) for source in models}, questions.images
-    if len({(fields["model"], fields["seed"]) for fields in facts.values()}) < len(facts):
-        facts = {source: fields | {"model": source} for source, fields in facts.items()}
-    results = ResultsFile(output)
-    records: list[Record] = []
-    for source, fields in facts.items():
-        model, processor = load_vlm(source)
-        weights, config = weights_digest(model), model.config.to_json_string()
-        stamp = digest_of([diffclip.__version__, weights, config, questions.digest])
-        if results.find(f"{stamp} {OVERALL}"):
-            print(f"{source}: keeping its results in {output}")
-        else:
-            model.to(device)
-            answers: dict[str, list[str]] = {}
-            for split, items in questions.splits.items():
-                answers[split] = []
-                with show_progress(f"{source}: {split}", {"questions": len(items)}) as progress:
-                    for start in range(0, len(items), batch_size):
-                        batch = items[start : start + batch_size]
-                        images = [read_image(folder / item.image) if folder else None for item in batch]
-                        try:
-                            answers[split] += answer(model, processor, images, [item.text for item in batch])
-                        except torch.OutOfMemoryError as error:
-                            raise InputError(
-                                f"out of memory: use a --batch-size below {batch_size}"
-                            ) from error
-                        progress("questions", len(batch), None)
-            for split, scores in score_answers(questions, answers).items():
-                results.add(scores, f"{stamp} {split}", task=questions.task, dataset=questions.name, **fields)
-        records += [
-            record for split in (*questions.splits, OVERALL) for record in results.find(f"{stamp} {split}")
-        ]
+    questions, results = open_questions(data, images, blind=blind), ResultsFile(output)
+    records = evaluate_models(models, questions, results, batch_size, pick_device(device), show_progress)
     show_records(records, results.outcomes, headlines_only=False)
-    for record in records:
-        yes = record.value or 0.0
-        share, word = max((yes, "yes"), (1 - yes, "no"))
-        is_ratio = (record.task, record.metric, record.split) == ("pope", "yes_ratio", OVERALL)
-        if is_ratio and share > _ONE_ANSWER:
-            print(
-                f"{record.weights} does not answer the questions: {100 * share:.1f} % of its answers are {word}, so "
-                "its accuracy says nothing."
-            )
+    for line in one_sided_models(records):
+        print(line)
 
 
 @vlm.command("data")
 def vlm_data(
-    source: Annotated[Path, typer.Argument(help="Conversations in LLaVA's JSON.", metavar="SOURCE.json")],
+    source: Annotated[
+        Path, typer.Argument(help="Conversations in LLaVA's JSON.", metavar="SOURCE.json", exists=True)
+    ],
     target: Annotated[Path, typer.Argument(help="File for the kept samples.", metavar="TARGET.json")],
     images: Annotated[str, typer.Option(help="Start of the images' paths.", metavar="PREFIX")] = "coco/",
 ) -> None:
@@ -247,32 +188,12 @@ def demo(
     require_group("train", "lightning", "tensorboard", "matplotlib")
     require_group("vlm", "transformers", "accelerate")
     with explain_stops(folder):
-        run_vlm_demo(folder, range(seeds), say=print)
+        from diffclip.cli.evaluate_table import show_records
+        from diffclip.vlm.demo import run_vlm_demo
+        from diffclip.vlm.evaluate import one_sided_models
 
-
-def run_vlm_demo(
-    folder: Path, seeds: Sequence[int], say: Callable[[str], None], settings: DemoSettings | None = None
-) -> Path:
-    """Train and evaluate everything in `folder`; return its page, `report.html`. A signal to stop a training raises
-    `StoppedError`; the next call goes on."""
-    import torch
-
-    from diffclip.report.page import write_report
-    from diffclip.scenes.questions import TOPICS
-    from diffclip.vlm.demo import DemoSettings, train_models
-    from diffclip.vlm.pope import open_questions
-
-    settings = settings or DemoSettings()
-    runs = train_models(folder, seeds, say, lambda part: show_progress(part, {}), settings)
-    records = folder / "pope.jsonl"
-    for blind, topic in product((True, False), TOPICS):
-        questions = open_questions(folder / "questions" / topic, None, f"scenes-{topic}", blind)
-        evaluate_models([str(run) for run in runs], questions, records, 100, torch.device("cpu"))
-    page = write_report(
-        [records],
-        folder / "report.html",
-        title="Language models that see scenes through CLIP and DiffCLIP",
-        command=shlex.join(["diffclip", "vlm", "demo", "--folder", str(folder), "--seeds", str(len(seeds))]),
-    )
-    say(f"the page: {page}")
-    return page
+        page, records = run_vlm_demo(folder, range(seeds), print, show_progress)
+    show_records(records, {}, headlines_only=True)
+    for line in one_sided_models(records):
+        print(line)
+    print(f"The page: {page}")

@@ -29,14 +29,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from diffclip.data.images import find_images, read_image
-from diffclip.data.index import digest_of
 from diffclip.data.transforms import Transform
 from diffclip.data.workers import Progress, data_loader, watch_batches
 from diffclip.errors import Fault, InputError, explain_errors, sample_fault
 from diffclip.evaluation.embed import check_embeddings, embed_images, embed_texts, evaluation_mode
-from diffclip.evaluation.features import weights_digest
-from diffclip.files import cache_folder, check_writable, explain_disk_errors, write_atomically
+from diffclip.files import cache_folder, check_writable, digest_of, explain_disk_errors, write_atomically
 from diffclip.model_source import Loaded
+from diffclip.weights import weights_digest
 
 LARGE = 1_000_000
 """Number of vectors from which FAISS is used, if installed. A query over a million vectors of 512 numbers takes 50 ms

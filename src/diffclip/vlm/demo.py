@@ -7,20 +7,30 @@ and continues a stopped part.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+
+import torch
 
 from diffclip.data.workers import Progress
 from diffclip.demo import MODELS, train_on_scenes
+from diffclip.evaluation.records import Record
+from diffclip.evaluation.results_file import ResultsFile
+from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes
 from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.write import write_questions
+from diffclip.vlm.evaluate import evaluate_models
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
+from diffclip.vlm.pope import open_questions
 from diffclip.vlm.recipe import STAGES, read_vlm_recipe
+from diffclip.vlm.run_folder import is_finished
 from diffclip.vlm.scenes import STAGE_FILES, write_conversations
-from diffclip.vlm.train import is_finished, train_stage
+from diffclip.vlm.train import train_stage
 
 RECIPE = "vlm_scenes"
 _SIZE, _SEED = 64, 0
@@ -41,7 +51,40 @@ class DemoSettings:
     recipe: Sequence[str] = ()
 
 
-def train_models(
+def run_vlm_demo(
+    folder: Path,
+    seeds: Sequence[int],
+    say: Callable[[str], None],
+    showing: Callable[[str], AbstractContextManager[Progress]],
+    settings: DemoSettings | None = None,
+) -> tuple[Path, list[Record]]:
+    """Train and evaluate everything in `folder`; return its page, `report.html`, and the records of all models.
+
+    Args:
+        say: called with a line for the user.
+        showing: makes the progress display of a part from its name.
+
+    Raises:
+        InputError: the folder has other files, or the disk is full.
+        StoppedError: a signal asked to stop a training; the next call continues it.
+    """
+    runs = _train_models(folder, seeds, say, showing, settings or DemoSettings())
+    results = ResultsFile(folder / "pope.jsonl")
+    records: list[Record] = []
+    for blind, topic in product((True, False), TOPICS):
+        questions = open_questions(folder / "questions" / topic, None, f"scenes-{topic}", blind)
+        cpu = torch.device("cpu")
+        records += evaluate_models([str(run) for run in runs], questions, results, 100, cpu, showing, say)
+    page = write_report(
+        [folder / "pope.jsonl"],
+        folder / "report.html",
+        title="Language models that see scenes through CLIP and DiffCLIP",
+        command=shlex.join(["diffclip", "vlm", "demo", "--folder", str(folder), "--seeds", str(len(seeds))]),
+    )
+    return page, records
+
+
+def _train_models(
     folder: Path,
     seeds: Sequence[int],
     say: Callable[[str], None],
@@ -52,14 +95,6 @@ def train_models(
 
     FOLDER/questions has the questions for these models. A seed decides the tower, the connector and the order of
     samples. The language model and the conversations are the same for all seeds.
-
-    Args:
-        say: called with a line for the user.
-        showing: makes the progress display of a part from its name.
-
-    Raises:
-        InputError: the folder has other files, or the disk is full.
-        StoppedError: a signal asked to stop a training; the next call continues it.
     """
 
     def make(part: str, path: Path, write: Callable[[Path, Progress], object], last_file: str = "") -> None:

@@ -13,7 +13,7 @@ from diffclip.errors import InputError, explain_errors
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
 from diffclip.integrations.transformers.conversion import read_whole
-from diffclip.model_source import find_model, load_for_use, recipe_of
+from diffclip.model_source import find_model, load_with_origin, recipe_of
 from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.llava import connector_of
 
@@ -60,12 +60,12 @@ def model_folder(source: str | Path) -> Path:
 
 
 def load_vision(source: str) -> tuple[Any, Any]:
-    """Load a vision tower (a DiffCLIPVisionModel) and its image processor; `source` is as in `load_for_use`."""
+    """Load a vision tower (a DiffCLIPVisionModel) and its image processor; `source` is as in `load_with_origin`."""
     if find_model(source) is None:
         raise InputError(
             f"vision {source} is a model's name and has no weights: give a run, a saved folder or hf-hub:OWNER/NAME"
         )
-    clip = load_for_use(source).model
+    clip = load_with_origin(source).model
     return vision_from_diffclip(clip), image_processor_of(clip.config)
 
 

@@ -27,7 +27,7 @@ from diffclip.training.launch import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn
 from diffclip.vlm.scenes import color_turn, count_things, describe, lay_out_scene, open_turn, yes_no_turns
-from diffclip.vlm.train import StageTrainer
+from diffclip.vlm.trainer import StageTrainer
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # words and parts of words; every word about scenes is a single token

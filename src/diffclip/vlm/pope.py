@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from diffclip.data.evaluation_set import FolderSource
-from diffclip.data.index import digest_of
 from diffclip.errors import InputError, explain_errors
 from diffclip.evaluation.records import parse_lines
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import sums_interval
-from diffclip.files import printable
+from diffclip.files import digest_of, printable
 from diffclip.scenes.write import QUESTION_IMAGES
 from diffclip.vlm.chat import MAX_NEW_TOKENS
 

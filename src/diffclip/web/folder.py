@@ -14,7 +14,7 @@ from PIL import Image
 from diffclip.data.images import find_images, read_image
 from diffclip.errors import InputError, StoppedError
 from diffclip.search import ImageIndex
-from diffclip.web.results import Shown, image_uri
+from diffclip.web.results import PageModel, image_uri
 
 _THUMBNAIL = 240
 
@@ -22,7 +22,7 @@ _THUMBNAIL = 240
 class SearchedFolder:
     """Search the images of `folder` with each of `models`, while a thread updates the indexes."""
 
-    def __init__(self, folder: Path, models: Sequence[Shown]) -> None:
+    def __init__(self, folder: Path, models: Sequence[PageModel]) -> None:
         find_images([folder])
         # `look` records attention in the layers of its model, so each index gets its own copy of the model
         self._indexes = {

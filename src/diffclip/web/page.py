@@ -23,7 +23,7 @@ from diffclip.scenes.captions import with_article
 from diffclip.scenes.vocabulary import COLORS, SHAPES
 from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
-from diffclip.web.results import Shown, gallery, image_uri, message, results
+from diffclip.web.results import PageModel, gallery, image_uri, message, render_looks
 
 MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000  # limits of an uploaded image
 MAX_TEXTS, MAX_LETTERS = 32, 300
@@ -48,7 +48,7 @@ _COMPUTED: dict[str, Any] = {
 _QUICK = _COMPUTED | {"concurrency_id": "quick", "concurrency_limit": 4, "show_progress": "hidden"}
 
 
-class ShownScene(NamedTuple):
+class ExampleScene(NamedTuple):
     """A built-in scene. `texts` name its objects and two absent ones; `masks` has its objects' masks [H, W] by text."""
 
     name: str
@@ -58,7 +58,7 @@ class ShownScene(NamedTuple):
 
 
 @cache
-def shown_scenes() -> list[ShownScene]:
+def example_scenes() -> list[ExampleScene]:
     """Draw the scenes to choose from on the page."""
     scenes = []
     for index in _SCENES:
@@ -71,11 +71,11 @@ def shown_scenes() -> list[ShownScene]:
         shapes = [name for name in SHAPES if name not in {thing.shape for thing in scene.objects}]
         absent = [with_article(f"{colors[k]} {shapes[k]}") for k in range(_ABSENT_TEXTS)]
         name = f"{', '.join(text.partition(' ')[2] for text in masks)} on {scene.background}"
-        scenes.append(ShownScene(name, Image.fromarray(scene.image), [*masks, *absent], masks))
+        scenes.append(ExampleScene(name, Image.fromarray(scene.image), [*masks, *absent], masks))
     return scenes
 
 
-def build(models: Sequence[Shown], folder: SearchedFolder | None) -> gr.Blocks:
+def build(models: Sequence[PageModel], folder: SearchedFolder | None) -> gr.Blocks:
     """Build the page of one or two models with its events."""
     with gr.Blocks(title="DiffCLIP · explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         names = " and ".join(model.name for model in models)
@@ -88,7 +88,7 @@ def build(models: Sequence[Shown], folder: SearchedFolder | None) -> gr.Blocks:
         with gr.Tab("Search"):
             status = _make_search_tab([model.name for model in models], folder)
         # set on load: an initial value would be a file, and gradio removes files after a while (`delete_cache`)
-        page.load(lambda: shown_scenes()[0].image, None, image, **_QUICK)
+        page.load(lambda: example_scenes()[0].image, None, image, **_QUICK)
         if folder is not None:
             page.load(lambda: _status(folder), None, status, **_QUICK)
     page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
@@ -113,8 +113,8 @@ def parse_texts(lines: str) -> list[str]:
     return texts
 
 
-def _make_see_tab(models: Sequence[Shown]) -> gr.Image:
-    scenes = shown_scenes()
+def _make_see_tab(models: Sequence[PageModel]) -> gr.Image:
+    scenes = example_scenes()
     first_texts = "\n".join(scenes[0].texts)
     thumbs = "".join(
         f"#dc-scenes label:nth-child({number})"
@@ -132,7 +132,7 @@ def _make_see_tab(models: Sequence[Shown]) -> gr.Image:
             label = f"Texts, one per line, up to {MAX_TEXTS} (Shift+Enter looks)"
             texts = gr.Textbox(first_texts, label=label, lines=5, max_lines=8, elem_id="dc-texts")
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
-    notice = gr.HTML(elem_id="dc-told")
+    notice = gr.HTML(elem_id="dc-notice")
     has_pairs = any(model.loaded.model.config.vision.is_differential for model in models)
     maps = [(title, name) for name, title in METHODS.items() if has_pairs or name not in PAIR_MAPS]
     with gr.Row(elem_classes="dc-controls"):
@@ -153,7 +153,7 @@ def _make_see_tab(models: Sequence[Shown]) -> gr.Image:
             )
             for model in models
         ]
-        html = results(looks, texts, method, opacity / 100, chosen is not None)
+        html = render_looks(looks, texts, method, opacity / 100, chosen is not None)
         return "", html, gr.update(choices=[(text, index) for index, text in enumerate(texts)], value=0)
 
     run = _with_notice(see, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -46,7 +46,7 @@ _TOWERS = {"visual": "vision", "text": "text"}
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageModel:
     """A model on the page: its name, the source of its weights, its color."""
 
     name: str
@@ -55,24 +55,24 @@ class Shown:
     loaded: Loaded
 
 
-def shown_models(models: Sequence[tuple[str, Loaded]]) -> list[Shown]:
+def page_models(models: Sequence[tuple[str, Loaded]]) -> list[PageModel]:
     """Give each model of the pairs (source, model) a name and a color of its own."""
     names = [printable(Path(source).name or source) for source, _ in models]
     if len(set(names)) < len(names):
         names = [f"{printable(source)} ({number})" for number, (source, _) in enumerate(models, 1)]
-    page_models: list[Shown] = []
+    named: list[PageModel] = []
     spare_colors = iter(OTHERS)
     for name, (source, loaded) in zip(names, models, strict=True):
         color = COLORS.get(variant_of(loaded.model.config))
-        if color is None or any(model.color == color for model in page_models):
+        if color is None or any(model.color == color for model in named):
             color = next(spare_colors)
         origin = "random weights" if loaded.weights == RANDOM else source
-        page_models.append(Shown(name, printable(f"{loaded.label} · {origin}"), color, loaded))
-    return page_models
+        named.append(PageModel(name, printable(f"{loaded.label} · {origin}"), color, loaded))
+    return named
 
 
-def results(
-    looks: Sequence[tuple[Shown, Look, Image.Image]],
+def render_looks(
+    looks: Sequence[tuple[PageModel, Look, Image.Image]],
     texts: Sequence[str],
     method: str,
     opacity: float,
@@ -88,7 +88,6 @@ def results(
         opacity: of the maps over the image, from 0 to 1.
         scene: whether the image's masks are known.
     """
-    all_texts: list[int | None] = list(range(len(texts)))
     scales = {
         name: scale_of(
             [entry.values for _, look, _ in looks for (kind, _), entry in look.maps.items() if kind == name],
@@ -97,48 +96,55 @@ def results(
         for name in METHODS
         if name not in (_SEGMENTATION, _PATCH)
     }
-    patch_scale = scale_of([look.patches for _, look, _ in looks])
+    scales[_PATCH] = scale_of([look.patches for _, look, _ in looks])
     text_colors = _text_colors(len(texts))
     cards = [
-        {
-            "shown": shown,
-            "image": image_uri(image),
-            "layers": [
-                _layer(look, name, text, texts, scales[name]) | _visibility(name, text, method)
-                for name in scales
-                for text in (all_texts if name in OF_TEXTS else [None])
-            ]
-            + [
-                {
-                    "uri": _png_uri(text_colors[look.segments]),
-                    "alt": "The nearest text of each place, by color",
-                }
-                | _visibility(_SEGMENTATION, None, method)
-            ],
-            "atlas": _atlas(look, patch_scale) | _visibility(_PATCH, None, method),
-            "numbers": [
-                {"terms": _terms(heatmap)} | _visibility(name, text, method)
-                for name in METHODS
-                for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
-                if (heatmap := look.find(name, text))
-            ],
-            "segments": _visibility(_SEGMENTATION, None, method)
-            | {"shares": np.bincount(look.segments.ravel(), minlength=len(texts)) / look.segments.size},
-            "texts": [
-                (text, share, f"{cosine:.3f}".replace("-", "−"))
-                for text, share, cosine in zip(texts, look.probabilities, look.cosines, strict=True)
-            ],
-            "attention": look.attention,
-            "lambdas": [(_TOWERS[tower], values) for tower, values in look.lambdas.items() if values],
-        }
-        for shown, look, image in looks
+        {"model": model, "image": image_uri(image), **_card(look, texts, method, scales, text_colors)}
+        for model, look, image in looks
     ]
-    legends = [
-        _legend(scale) | _visibility(name, None, method)
-        for name, scale in (scales | {_PATCH: patch_scale}).items()
-    ]
+    legends = [_legend(scale) | _visibility(name, None, method) for name, scale in scales.items()]
     colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
     return _TEMPLATE.render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
+
+
+def _card(
+    look: Look,
+    texts: Sequence[str],
+    method: str,
+    scales: Mapping[str, ScalarMappable],
+    text_colors: NDArray[np.uint8],
+) -> dict[str, Any]:
+    """Collect the maps and numbers of one model."""
+    all_texts: list[int | None] = list(range(len(texts)))
+    segments = {
+        "uri": _png_uri(text_colors[look.segments]),
+        "alt": "The nearest text of each place, by color",
+        "shares": np.bincount(look.segments.ravel(), minlength=len(texts)) / look.segments.size,
+        **_visibility(_SEGMENTATION, None, method),
+    }
+    layers = [
+        _layer(look, name, text, texts, scale) | _visibility(name, text, method)
+        for name, scale in scales.items()
+        if name != _PATCH
+        for text in (all_texts if name in OF_TEXTS else [None])
+    ]
+    return {
+        "layers": [*layers, segments],
+        "atlas": _atlas(look, scales[_PATCH]) | _visibility(_PATCH, None, method),
+        "numbers": [
+            {"terms": _terms(heatmap)} | _visibility(name, text, method)
+            for name in METHODS
+            for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
+            if (heatmap := look.find(name, text))
+        ],
+        "segments": segments,
+        "texts": [
+            (text, share, f"{cosine:.3f}".replace("-", "−"))
+            for text, share, cosine in zip(texts, look.probabilities, look.cosines, strict=True)
+        ],
+        "attention": look.attention,
+        "lambdas": [(_TOWERS[tower], values) for tower, values in look.lambdas.items() if values],
+    }
 
 
 def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:

@@ -73,6 +73,10 @@ def serve_in_background(
     # gradio's settings from the environment could open the page to others
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
         del os.environ[name]
+    # gradio asks the page itself whether it is up, which must not go through a proxy
+    own = ["localhost" if host == "0.0.0.0" else host]
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(own + [os.environ[name]] * (name in os.environ))
     with tempfile.TemporaryDirectory(prefix="diffclip-explore-") as uploads, warnings.catch_warnings():
         os.environ |= {"GRADIO_TEMP_DIR": uploads, "HF_HUB_DISABLE_TELEMETRY": "1"}
         # the page itself reports an uploaded image that is damaged
@@ -81,17 +85,17 @@ def serve_in_background(
 
         from diffclip.web.folder import SearchedFolder
         from diffclip.web.page import MAX_MEGABYTES, SCRIPT, STYLE, build
-        from diffclip.web.results import shown_models
+        from diffclip.web.results import page_models
 
-        page_models = shown_models(models)
-        searched = SearchedFolder(folder, page_models) if folder else None
+        named = page_models(models)
+        searched = SearchedFolder(folder, named) if folder else None
         fonts = [gr.themes.Font(name) for name in ("system-ui", "-apple-system", "Segoe UI", "sans-serif")]
         mono = [gr.themes.Font(name) for name in ("ui-monospace", "Menlo", "monospace")]
-        page = build(page_models, searched)
+        page = build(named, searched)
         has_screen = sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
         try:
             _, address, _ = page.launch(
-                server_name=host,
+                server_name=f"[{host}]" if ":" in host else host,  # as in an address
                 server_port=port,
                 inbrowser=browser and has_screen,
                 auth=auth,
