@@ -95,7 +95,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(RUN) benchmarks.parity --device cpu
-	$(RUN) benchmarks.attention --device cpu --curve
+	$(RUN) benchmarks.attention --device cpu --curve --seconds 500
 	$(RUN) benchmarks.training --device cpu --compile blocks --seconds 330
 	$(RUN) benchmarks.loader
 	$(RUN) benchmarks.plots

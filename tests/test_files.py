@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import diffclip
 from diffclip import CLIP, InputError
@@ -98,7 +99,23 @@ def test_check_writable_finds_unwritable_targets_and_changes_nothing(tmp_path: P
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, file_limit: Callable[[int], None]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+    ],
+)
+def test_a_full_disk_is_named_in_one_line(error: Exception, tmp_path: Path) -> None:
+    message = f"no space left on device while writing {tmp_path}"
+    with pytest.raises(InputError, match=message), explain_disk_errors(tmp_path):
+        raise error
+
+
+def test_a_file_that_cannot_be_written_keeps_the_previous_checkpoint(
+    tmp_path: Path, file_limit: Callable[[int], None]
+) -> None:
     from lightning.fabric import Fabric
 
     from diffclip.training.checkpoint import RunProgress, read_state, save_checkpoint

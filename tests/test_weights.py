@@ -158,7 +158,9 @@ def test_weights_that_do_not_determine_their_model_are_refused() -> None:
     converted = tiny("DiffCLIP-added", vision=SIZES["vision"] | {"pre_norm": True, "patch_bias": False})
     with pytest.raises(InputError, match="the activation of a converted model"):
         infer_config(converted.state_dict())
-    with pytest.raises(InputError, match="no published layout, by its attention, pre_norm, patch_bias: save"):
+    with pytest.raises(
+        InputError, match="no published layout because of its attention, pre_norm, patch_bias: save"
+    ):
         to_published(converted.state_dict(), converted.config)
     for variant in ("DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added"):
         assert infer_config(tiny(variant).state_dict()) == variant_config(variant, SIZES)

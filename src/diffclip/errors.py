@@ -1,4 +1,4 @@
-"""Errors with a message of one line: the input, its fault, and the way out."""
+"""Errors with a message of one line (input, fault, way out), warnings, and addresses without their secrets."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
     }
     if parts := [part for part, differs in unpublished.items() if differs]:
         raise InputError(
-            f"{name_of(config)} has no published layout, by its {', '.join(parts)}: save a folder instead"
+            f"{name_of(config)} has no published layout because of its {', '.join(parts)}: save a folder instead"
         )
     published: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -107,7 +107,11 @@ def infer_config(state: State) -> CLIPConfig:
     except InputError:
         raise
     except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
-        fault = f"{error} is missing" if isinstance(error, KeyError) else "a tensor has an unexpected shape"
+        fault = (
+            f"{error} is missing"
+            if isinstance(error, KeyError)
+            else "a tensor has an unexpected name or shape"
+        )
         raise InputError(
             f"these are not the weights of a CLIP with two transformer towers ({fault}): give such a file"
         ) from None

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from diffclip.benchmarking import attention
 from diffclip.benchmarking.attention import advise
-from diffclip.benchmarking.operators import PLAIN, Shape, make_inputs, operators
+from diffclip.benchmarking.operators import PLAIN, Operator, Shape, make_inputs, operators
 from diffclip.benchmarking.timing import summarize, take_turns
 
 CPU = torch.device("cpu")
@@ -27,6 +28,25 @@ def test_operators_agree_forward_and_backward() -> None:
     plain = entries[PLAIN].forward(inputs)
     assert plain.shape == expected.shape
     assert not torch.allclose(plain, expected)
+
+
+def test_each_row_has_its_times_or_the_reason_for_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("too much")
+
+    entries = operators(CPU) | {"differential eager": Operator(fail)}
+    monkeypatch.setattr(attention, "operators", lambda device: entries)
+    monkeypatch.setattr(attention, "why_not", lambda name, inputs: "no" if "triton" in name else None)
+    rows = attention.measure(SHAPE, CPU, torch.float32, rounds=2)
+    assert list(rows) == list(entries)
+    assert rows["differential eager"] == {"why": "out of memory"}
+    assert rows["differential auto"] == {"why": "out of memory", "backend": "eager"}  # for short rows
+    assert rows["differential triton"] == {"why": "no"}
+    row = rows["differential timm"]
+    assert row["forward"]["samples"] == 2
+    assert row["backward"]["median_ms"] == row["both"]["median_ms"] - row["forward"]["median_ms"]
+    [alone] = attention.measure(SHAPE, CPU, torch.float32, rounds=2, names=["differential auto"]).values()
+    assert alone["forward"]["median_ms"] > 0
 
 
 def test_turns_alternate_and_a_failing_entry_is_left_out_with_its_reason() -> None:

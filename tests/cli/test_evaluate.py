@@ -46,7 +46,7 @@ def test_zero_shot_prints_a_table_and_writes_records(model_folder, class_set, tm
     namesake = write_class_set(tmp_path / "colours", {"test": [0, 1, 1]}, 2)
     shutil.copy(class_set / "zeroshot_classification_templates.txt", namesake)
     _, errors = call(model_folder, "--data", namesake, "--task", "zero-shot", "--output", output)
-    assert "1 of 1 tasks had a result in" in errors
+    assert "diffclip: 1 earlier results in " in errors
     assert [record.count for record in read_records(output)] == [3, 3]
 
 

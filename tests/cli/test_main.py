@@ -119,7 +119,7 @@ def test_progress_shows_rate_and_time_left(capsys, monkeypatch) -> None:
     with show_progress("classify") as progress:
         progress("images", 10, 100)
         progress("images", 30, 100)
-    assert re.search(r"40%.* it/s.*images: classify", terminal.getvalue())
+    assert re.search(r"40%.*/s.*images: classify", terminal.getvalue())
 
 
 def test_bugs_keep_their_traceback(monkeypatch) -> None:
@@ -132,6 +132,7 @@ def test_bugs_keep_their_traceback(monkeypatch) -> None:
     ("command", "module", "group"),
     [
         ("demo --folder demo", "lightning", "train"),
+        ("demo --folder demo", "statsmodels", "report"),
         ("evaluate CLIP-ViT-B-16 --data sets", "scipy", "report"),
         ("vlm evaluate runs/vlm --data sets --output pope.jsonl", "statsmodels", "report"),
         ("report results.jsonl", "statsmodels", "report"),

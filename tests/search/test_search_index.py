@@ -1,4 +1,4 @@
-"""The index of a folder: updates, searches while it grows, and recovery after a kill at any moment."""
+"""The index of a folder: updates, searches while it grows, and recovery from interruptions and damaged files."""
 
 import os
 import shutil

@@ -91,6 +91,7 @@ def test_grid_runs_once_in_order_with_the_sweeps_settings(study_file, diffclip_s
     (out / "runs.jsonl").write_text("".join(others))
     fourth = diffclip_study(changed)  # the run is made again, though its checkpoints are gone
     assert "7 of 7 runs done" in fourth.stdout, fourth.stderr
+    assert f"{name}: started again, as the run in its folder has no checkpoints" in fourth.stderr
 
 
 def _check_files(out: Path) -> None:
@@ -132,10 +133,15 @@ def test_two_studies_cannot_share_a_folder(folder, option, study_file, diffclip_
     )
 
 
-def test_failed_run_is_reported_and_the_others_continue(study_file, diffclip_study, tmp_path: Path) -> None:
+def test_failed_run_is_reported_and_the_others_continue(
+    study_file, diffclip_study, monkeypatch, tmp_path: Path
+) -> None:
     log = tmp_path / "runs" / "models" / "CLIP-s0.log"
     log.mkdir(parents=True)
-    ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))
+    with monkeypatch.context() as patch:
+        patch.setattr("diffclip.study.grid.time_arms", Mock(side_effect=DiffCLIPError("memory is short")))
+        ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))
+    assert "step times not measured: memory is short\n" in ended.stderr
     assert ended.returncode == 1
     assert "(1 of 2 runs done" in ended.stderr
     assert "models/DiffCLIP-s0: score" in ended.stderr

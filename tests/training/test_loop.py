@@ -338,6 +338,21 @@ def test_training_can_start_from_a_saved_model(finished: Path, recipe: Recipe, t
     assert not (tmp_path / "other").exists()
 
 
+def test_training_reads_data_from_a_read_only_folder(recipe, tmp_path, cache_home) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    [shard] = Path(str(recipe.data.train)).glob("*.tar")
+    shutil.copy(shard, data)
+    with pytest.raises(InputError, match="fewer than the batch size"):
+        runner.train(changed(recipe, batch_size=1000, data={"train": str(data)}), tmp_path / "failed")
+    assert sorted(tmp_path.iterdir()) == [data]  # a failed start leaves nothing behind
+    assert [path.name for path in data.iterdir()] == [shard.name]
+    (data / "diffclip-index").touch()  # in the way of an index, also for root
+    run = changed(recipe, epochs=1, data={"train": str(data)})
+    assert runner.train(run, tmp_path / "run").progress.step == 5
+    assert list((cache_home / "diffclip" / "indexes").rglob("*.npy"))
+
+
 def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
     recipe: Recipe, scenes: Path, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_stopped_sharded_run_resumes_in_one_process(alone, recipe, tmp_path) -
     process = start(recipe, run, "--strategy", "fsdp")
     wait_for(process, run, 2)
     process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGUSR1)  # a second signal does not cut the saving short
     _, stderr = process.communicate(timeout=600)
     assert process.returncode == 75, stderr
     [line] = [line for line in stderr.splitlines() if line.startswith("diffclip: ")]
@@ -212,6 +213,12 @@ def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path:
     assert "diffclip: " not in ranks[1].communicate(timeout=300)[1]
     assert ranks[1].returncode == 2
     assert not run.exists()
+    file.write_text(changed(recipe, lr=1e30, lr_start=1e30).to_yaml())
+    port = get_free_port()
+    ranks = [begun(command, **started_as("slurm", rank, port)[1]) for rank in range(2)]
+    messages = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], messages
+    assert ["start again with a lower lr" in message for message in messages] == [True, False]
     # with a window, each process has its own shards: here, one process has a shard of broken samples
     [shard] = Path(str(recipe.data.train)).glob("*.tar")
     train = zero_images(shard, tmp_path / "train" / "broken.tar", range(len(Shards([shard])))).parent

@@ -183,14 +183,14 @@ def tune(
     inputs = make_inputs(shape, device, dtype, seed=0)
     why = fused.why_not_fused(inputs.q, inputs.v)
     if why is not None:
-        raise InputError(f"there is nothing to tune: {why}: leave --tune out")
+        raise InputError(f"there is nothing to tune, as {why}")
     from diffclip.attention.kernels import tuning
     from diffclip.attention.kernels.plan import problem_of
 
     problem = problem_of(inputs.q, inputs.v, shape.causal)
     plan = tuning.search(problem, inputs.q, inputs.v, record)
     if plan is None:
-        raise InputError("no candidate of some kernel runs on this GPU: leave --tune out")
+        raise InputError("some kernel has no block sizes that run on this GPU")
     tuning.keep(problem, plan, tuning.plan_file(device))
     return problem, plan
 

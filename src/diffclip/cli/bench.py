@@ -42,7 +42,10 @@ def bench(
     if tune:
         with show_progress("tune") as progress:
             for shape in attention.SHAPES["cuda"].values():
-                attention.tune(shape, chosen_device, attention.DTYPES["cuda"])
+                try:
+                    attention.tune(shape, chosen_device, attention.DTYPES["cuda"])
+                except InputError as error:
+                    raise InputError(f"{error}: leave --tune out") from None
                 progress("towers", 1, len(attention.SHAPES["cuda"]))
         from diffclip.attention.kernels.tuning import plan_file
 

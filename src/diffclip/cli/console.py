@@ -106,13 +106,21 @@ def show_progress(title: str) -> Iterator[Progress]:
         yield _make_line_printer(title)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Task, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        ProgressColumn,
+        Task,
+        TaskID,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bars
-    from rich.text import Text
 
-    class RateColumn(TaskProgressColumn):
-        def render(self, task: Task) -> Text:
-            return self.render_speed(task.finished_speed or task.speed)
+    class RateColumn(ProgressColumn):
+        def render(self, task: Task) -> str:
+            rate = task.finished_speed or task.speed
+            return _format_rate(rate) if rate else ""
 
     columns = (
         TaskProgressColumn(),
@@ -133,6 +141,10 @@ def show_progress(title: str) -> Iterator[Progress]:
         yield advance
 
 
+def _format_rate(rate: float) -> str:
+    return f"{rate:.1f}/s" if rate >= 1 else f"{1 / rate:.0f} s each"
+
+
 def _make_line_printer(title: str) -> Progress:
     """Return a callback that prints a line every 15 seconds."""
     called = printed = time.monotonic()
@@ -149,7 +161,7 @@ def _make_line_printer(title: str) -> Progress:
             printed = now
             share, rate = 100 * counts[kind] / total, counts[kind] / (now - since[kind])
             remaining = (total - counts[kind]) / rate
-            line = f"{share:3.0f} %, {rate:.1f}/s, {remaining:.0f} s left: {kind}: {title}"
+            line = f"{share:3.0f} %, {_format_rate(rate)}, {remaining:.0f} s left: {kind}: {title}"
             print(line, file=sys.stderr, flush=True)
 
     return advance

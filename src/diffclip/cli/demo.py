@@ -45,7 +45,8 @@ def demo(
     """
     from diffclip.errors import require_group
 
-    require_group("train", "lightning", "tensorboard", "matplotlib")
+    require_group("train", "lightning", "tensorboard")
+    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     with explain_stops(folder):
         from diffclip.cli.evaluate_table import show_records
         from diffclip.demo import run_demo

@@ -55,7 +55,9 @@ def evaluate(
     ] = None,
     data: Annotated[str | None, typer.Option(help=_DATA)] = None,
     suite: Annotated[SuiteName | None, typer.Option(help="Run a whole suite of tasks.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of published sets, by name.")] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder of sets, by name; it comes before the working directory.")
+    ] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
@@ -155,8 +157,8 @@ def evaluate(
     _show(records, results, several, json_lines)
     if results.replaced:
         print(
-            f"diffclip: {results.replaced} of {tasks} tasks had a result in {output}, measured on other files, weights "
-            "or settings, which is replaced: give another --output to keep both",
+            f"diffclip: {results.replaced} earlier results in {output} are replaced, as files, weights, settings or "
+            "the version have changed: give another --output to keep both",
             file=sys.stderr,
         )
     skipped = [fault for fault in faults if fault.kind != "note"]
@@ -218,7 +220,7 @@ def _check(
     split: str | None,
     corrupt: str | None,
 ) -> None:
-    """Check that no options exclude each other."""
+    """Check the options before anything heavy is imported."""
     from diffclip.errors import InputError
 
     if not models:

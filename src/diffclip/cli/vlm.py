@@ -185,7 +185,8 @@ def demo(
     from diffclip.cli.demo import explain_stops
     from diffclip.errors import require_group
 
-    require_group("train", "lightning", "tensorboard", "matplotlib")
+    require_group("train", "lightning", "tensorboard")
+    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
     require_group("vlm", "transformers", "accelerate")
     with explain_stops(folder):
         from diffclip.cli.evaluate_table import show_records

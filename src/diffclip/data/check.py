@@ -25,8 +25,8 @@ CONTEXT_LENGTH = 77
 """Tokens that the usual models read of a caption, with the start and the end token."""
 DISTANCE = 4
 """Largest number of bits, of 64, in which the perceptual hashes of near duplicates differ. An image saved with JPEG
-quality 75, or at half or twice the size, stays within this distance. So do photographs with quality 30, but not all
-smooth images (93 of 100). An image cut at its borders does not."""
+quality 75, or at half or twice the size, stays within this distance. At quality 30
+photographs do too, and 93 of 100 smooth images. An image cut at its borders does not."""
 
 _MOST_TOKENS = 1024
 _CHUNK = 128
@@ -79,7 +79,7 @@ def check(
         advance: called with the number of samples read since the last call.
 
     Raises:
-        InputError: no sample can be trained on.
+        InputError: no sample can be trained on, or a shard does not exist.
         DiffCLIPError: a worker died, or an address does not answer.
     """
     numbers = np.arange(corpus.samples)

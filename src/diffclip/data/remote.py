@@ -124,7 +124,7 @@ class RemoteShards:
         A copy that a process has open stays readable.
         """
         for file in self._folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # as `write_atomically` names them
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # it may be another user's
                 if time.time() - file.stat().st_mtime > _ABANDONED:
                     file.unlink()
         if self._limit is None:

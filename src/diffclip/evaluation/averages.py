@@ -27,7 +27,8 @@ PANELS: dict[str, tuple[str, str | None]] = {
     "out of domain": (OUT_OF_DOMAIN, MEAN_OF_SHIFTS),
 }
 """The tasks of Figures 1 and 5, in the paper's order: task and metric (None: `headline_metric`) of the records that
-they average. Records of the task `six-tasks` have them as `dataset`."""
+they average. "out of domain" is the mean over the shifts of one base. Records of the task `six-tasks` have these names
+as `dataset`."""
 
 _IMAGENET = "imagenet1k"
 # spellings in folder names and in clip_benchmark

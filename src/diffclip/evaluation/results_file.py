@@ -54,7 +54,8 @@ def read_outcomes(records: Path) -> dict[str, Outcomes] | None:
 class ResultsFile:
     """Results of any models and tasks; new results replace earlier ones of the same model, task and set.
 
-    `replaced` counts the tasks whose earlier result, with another stamp, was replaced.
+    `replaced` counts the measurements (all draws of one together) whose earlier result, with another stamp or none, was
+    replaced.
 
     Args:
         path: the file; None keeps results in memory only.

@@ -234,8 +234,7 @@ def training_chart(results: Results) -> Chart | None:
 
 def lambda_chart(results: Results) -> Chart | None:
     """Draw λ and the correlation of A1 and A2 by layer, at the start and the end of training, one line per run."""
-    curves, cut = _shown_curves(results)
-    curves = [curve for curve in curves if curve.get("lambda")]
+    curves, cut = _shown_curves(results, with_lambda=True)
     if not curves:
         return None
     kinds: dict[str, Callable[[Curve], Any]] = {"λ": lambda curve: curve["lambda"]}
@@ -335,8 +334,9 @@ def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
     return 100 * mean, 100 * max(low, 0.0), 100 * min(high, 1.0)
 
 
-def _shown_curves(results: Results) -> tuple[list[Curve], str]:
+def _shown_curves(results: Results, with_lambda: bool = False) -> tuple[list[Curve], str]:
     curves = [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
+    curves = [curve for curve in curves if curve.get("lambda") or not with_lambda]
     models, cut = _first_models(results, (curve["arm"] for curve in curves))
     return [curve for curve in curves if curve["arm"] in models], cut
 

@@ -326,11 +326,11 @@ class _Grid:
         """Start a run or resume it. A folder of a run with other settings, or without checkpoints, is removed first."""
         place, study, run = self.place, self.study, self.place.runs / planned.name
         status = "started"
-        if run.exists() and _has_other_settings(run, planned):
-            status = "started again, as the run in its folder had other settings"
-        elif is_started(run):
+        if is_started(run) and not _has_other_settings(run, planned):
             status = "goes on"
-        if run.exists() and status != "goes on":
+        elif run.exists():
+            fault = "had other settings" if _has_other_settings(run, planned) else "has no checkpoints"
+            status = f"started again, as the run in its folder {fault}"
             with explain_disk_errors(run):
                 shutil.rmtree(run)
         self.say(f"{planned.name}: {status} ({self.tally.done} of {self.tally.total} runs done)")

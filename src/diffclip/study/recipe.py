@@ -124,9 +124,8 @@ class Study(Keys):
                 raise ValueError(
                     f"{', '.join(sorted(shared))} is an arm of models and of ablations: leave one out"
                 )
-        elif (
-            "ablations" in self.model_fields_set
-        ):  # `ablations=null` removes the ablations that a model may be against
+        elif "ablations" in self.model_fields_set:
+            # `ablations=null` removes the ablations that a model may be against
             for arm in self.models.arms.values():
                 if arm.against not in self.models.arms:
                     arm.factor = arm.against = None

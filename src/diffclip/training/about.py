@@ -30,7 +30,7 @@ def describe_start(
 ) -> dict[str, Any]:
     """Collect the facts for `about.json` about a start after `step` of `steps`; credentials are hidden."""
     gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    packages = {}
+    packages, program = {}, Path(sys.argv[0]).name
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
@@ -38,7 +38,7 @@ def describe_start(
         "time": time.time(),
         "step": step,
         "steps": steps,
-        "command": shlex.join(["diffclip", *sys.argv[1:]]),
+        "command": shlex.join(["diffclip" if program == "__main__.py" else program, *sys.argv[1:]]),
         "folder": os.getcwd(),
         "versions": {
             "diffclip": diffclip.__version__,

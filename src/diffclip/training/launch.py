@@ -118,9 +118,9 @@ def launch(hardware: Hardware) -> None:
         try:
             result = context.wait(period=0.2)
         except SignalException as stop:
-            for number in _STOP_SIGNALS:  # a second signal must not cut the saving short, but Ctrl-C may
+            for number in (signal.SIGTERM, signal.SIGUSR1):  # a second one must not cut the saving short
                 signal.signal(number, signal.SIG_IGN)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C may
             context.close(stop.sigval, timeout=_SAVE_SECONDS)
             result = context.wait(0)
     if result is None or not result.failures:

@@ -93,8 +93,8 @@ def describe_change(before: Mapping[str, Any], now: Mapping[str, Any], free: Col
 def _flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in fields.items():
-        inner = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {}
-        flat |= inner or {key: value}
+        is_mapping = isinstance(value, dict)
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if is_mapping else {key: value}
     return flat
 
 

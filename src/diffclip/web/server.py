@@ -74,9 +74,9 @@ def serve_in_background(
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
         del os.environ[name]
     # gradio asks the page itself whether it is up, which must not go through a proxy
-    own = ["localhost" if host == "0.0.0.0" else host]
-    for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join(own + [os.environ[name]] * (name in os.environ))
+    direct = ["localhost" if host == "0.0.0.0" else host]
+    direct += filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY")])
+    os.environ |= dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(direct))
     with tempfile.TemporaryDirectory(prefix="diffclip-explore-") as uploads, warnings.catch_warnings():
         os.environ |= {"GRADIO_TEMP_DIR": uploads, "HF_HUB_DISABLE_TELEMETRY": "1"}
         # the page itself reports an uploaded image that is damaged
