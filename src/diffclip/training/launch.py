@@ -102,12 +102,14 @@ def launch(hardware: Hardware) -> None:
     A signal to stop is passed on to all processes, which then have five minutes to save. If one process fails, the
     others are ended, and its line and exit code are raised as `DiffCLIPError`.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _STOP_SIGNALS)
+    # its handlers raise at any point, and a second signal would cut the saving short
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     ranks = range(int(hardware.devices))
-    with TemporaryDirectory(prefix="diffclip-") as folder:
+    with TemporaryDirectory(prefix="diffclip-") as folder, StopRequest(Path(folder)) as stop:
+        stop.saves = True
         context = start_processes(
             "train",
             sys.executable,
@@ -115,13 +117,10 @@ def launch(hardware: Hardware) -> None:
             envs={rank: _environment(hardware, rank) for rank in ranks},
             logs_specs=DefaultLogsSpecs(folder),
         )
-        try:
-            result = context.wait(period=0.2)
-        except SignalException as stop:
-            for number in (signal.SIGTERM, signal.SIGUSR1):  # a second one must not cut the saving short
-                signal.signal(number, signal.SIG_IGN)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C may
-            context.close(stop.sigval, timeout=_SAVE_SECONDS)
+        while (result := context.wait(timeout=0.2, period=0.2)) is None and not stop.asked:
+            pass
+        if result is None:
+            context.close(signal.Signals(stop.asked), timeout=_SAVE_SECONDS)
             result = context.wait(0)
     if result is None or not result.failures:
         return
