@@ -1,8 +1,11 @@
-"""The index of a folder: updates, searches while it grows, and recovery from interruptions and damaged files."""
+"""The index of a folder: updates, searches while it grows, and recovery after a kill at any moment."""
 
 import os
+import random
 import shutil
 import threading
+import time
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -215,3 +218,33 @@ def test_images_jsonl_of_another_program_is_refused(folder, loaded, tmp_path):
     (tmp_path / "mine" / "images.jsonl").write_text('{"image": "a.jpg"}\n')
     with pytest.raises(InputError, match="mine holds other files"):
         ImageIndex(folder, loaded, tmp_path / "mine")
+
+
+def update(folder, loaded, place, workers):
+    diffclip.search.index._SAVE_SECONDS, diffclip.search.index._SAVE_SHARE = 0.0, 1e9  # after every batch
+    ImageIndex(folder, loaded, place).update(batch_size=1, workers=workers)
+
+
+@pytest.mark.slow
+def test_update_resumes_after_repeated_kills_with_the_same_results(loaded, tmp_path):
+    folder, index_folder, generator, count = tmp_path / "many", tmp_path / "killed", random.Random(0), 150
+    for number in range(count):
+        draw(folder / f"{number % 7}" / f"{number:03d}.png", number)
+    saved = 0
+    for kill in range(3):
+        # a fork starts at once, and a kill ends it like any other process
+        process = get_context("fork").Process(target=update, args=(folder, loaded, index_folder, kill % 2))
+        process.start()
+        time.sleep(0.1 + 0.5 * generator.random())
+        process.kill()
+        process.join()
+        indexed = len(ImageIndex(folder, loaded, index_folder))
+        assert indexed >= saved
+        saved = indexed
+    assert saved > 0
+    index = ImageIndex(folder, loaded, index_folder)
+    assert index.update() == Update(count - saved, 0, 0, [], count)
+    whole = ImageIndex(folder, loaded, tmp_path / "whole")
+    whole.update()
+    wanted = {hit.path: hit.score for hit in whole.search_text("a red square", count)}
+    agrees(index.search_text("a red square", count), wanted)
