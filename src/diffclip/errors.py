@@ -114,6 +114,11 @@ def say_once(message: str) -> None:
         warnings.warn(message, stacklevel=2)
 
 
+def require_report() -> None:
+    """Raise `InputError` unless the packages that make a report's page are installed."""
+    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
+
+
 def require_group(group: str, *modules: str) -> None:
     """Raise `InputError` naming the optional group to install when one of `modules` is missing."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]

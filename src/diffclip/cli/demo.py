@@ -43,10 +43,10 @@ def demo(
 
     A second call reuses finished parts. One seed takes five to nine minutes on 2 CPU cores.
     """
-    from diffclip.errors import require_group
+    from diffclip.errors import require_group, require_report
 
     require_group("train", "lightning", "tensorboard")
-    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
+    require_report()
     with explain_stops(folder):
         from diffclip.cli.evaluate_table import show_records
         from diffclip.demo import run_demo

@@ -57,9 +57,9 @@ def report(
 
     Example: diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md
     """
-    from diffclip.errors import InputError, require_group
+    from diffclip.errors import InputError, require_report
 
-    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
+    require_report()
     from diffclip.data.published_sets import BUILT_IN
     from diffclip.training.run_folder import METRICS_FILE
 

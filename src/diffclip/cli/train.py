@@ -63,7 +63,7 @@ def train(
 
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
-    from diffclip.errors import InputError, require_group
+    from diffclip.errors import InputError, require_report
     from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
@@ -90,7 +90,7 @@ def train(
 
         show_dry_run(resolved, run, resume, hardware, gpu or "a100-80gb", as_json)
         return
-    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
+    require_report()
     hardware = hardware.resolved()
     if hardware.world > 1 and launched_sizes() is None:  # nothing has started the processes yet
         launch(hardware)

@@ -183,10 +183,10 @@ def demo(
     from the last checkpoint and reuses finished parts.
     """
     from diffclip.cli.demo import explain_stops
-    from diffclip.errors import require_group
+    from diffclip.errors import require_group, require_report
 
     require_group("train", "lightning", "tensorboard")
-    require_group("report", "matplotlib", "pandas", "jinja2", "scipy", "statsmodels")
+    require_report()
     require_group("vlm", "transformers", "accelerate")
     with explain_stops(folder):
         from diffclip.cli.evaluate_table import show_records

@@ -120,12 +120,13 @@ class ResultsFile:
             if outdated:
                 self.replaced += 1
                 self._write_stamps()  # if killed before the end, the old stamp must not stand for the new records
-            for record in draws:
+            kept = []
+            for record in self._records:
                 if _key(record, *_TASK) in {key, *outdated}:
                     self.outcomes.pop(outcome_key(record), None)
-            self._records = [
-                record for record in self._records if _key(record, *_TASK) not in {key, *outdated}
-            ] + records
+                else:
+                    kept.append(record)
+            self._records = kept + records
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
                     self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)

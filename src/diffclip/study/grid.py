@@ -326,13 +326,12 @@ class _Grid:
         """Start a run or resume it. A folder of a run with other settings, or without checkpoints, is removed first."""
         place, study, run = self.place, self.study, self.place.runs / planned.name
         status = "started"
-        if is_started(run) and not _has_other_settings(run, planned):
-            status = "goes on"
-        elif run.exists():
-            fault = "had other settings" if _has_other_settings(run, planned) else "has no checkpoints"
+        if run.exists() and (fault := _why_not_resumed(run, planned)):
             status = f"started again, as the run in its folder {fault}"
             with explain_disk_errors(run):
                 shutil.rmtree(run)
+        elif run.exists():
+            status = "goes on"
         self.say(f"{planned.name}: {status} ({self.tally.done} of {self.tally.total} runs done)")
         recipe, entries = place.with_data(study, planned.recipe), place.entries(study, planned)
         work = (train_and_evaluate, recipe, run, entries, place.sets(study), place.device, place.threads)
@@ -369,12 +368,16 @@ class _Grid:
         )
 
 
-def _has_other_settings(run: Path, planned: Planned) -> bool:
-    """Tell whether the folder holds a run of other settings or data, or leftovers without a readable recipe."""
+def _why_not_resumed(run: Path, planned: Planned) -> str | None:
+    """Say why the run in the folder cannot go on: it has other settings or data, or no readable recipe, or no
+    checkpoints. None if it can."""
     try:
         recipe = read_recipe(run / "recipe.yaml")
         if planned.recipe.precision == "auto":  # the run's own recipe has the resolved precision
             recipe = recipe.model_copy(update={"precision": "auto"})
-        return settings_digest(recipe) != planned.digest
+        has_settings = settings_digest(recipe) == planned.digest
     except InputError:
-        return True
+        has_settings = False
+    if not has_settings:
+        return "had other settings"
+    return None if is_started(run) else "has no checkpoints"

@@ -193,13 +193,12 @@ def run_on_all(fabric: Any, work: Callable[[], Value]) -> Value:
 def _raise_first(fabric: Any, local_failure: Failure | None) -> None:
     for failure in gather(fabric, local_failure):
         if failure is not None:
-            failure.shared = fabric.world_size > 1  # type: ignore[union-attr]
-            raise failure
+            raise raised_by_all(fabric, failure)
 
 
-def raised_by_all(fabric: Any, error: DiffCLIPError) -> DiffCLIPError:
+def raised_by_all(fabric: Any, error: Failure) -> Failure:
     """Mark `error`, which every process is about to raise, so that one process prints it."""
-    error.shared = fabric.world_size > 1
+    error.shared = fabric.world_size > 1  # type: ignore[union-attr]
     return error
 
 
