@@ -64,11 +64,15 @@ def photograph(width: int, height: int, seed: int) -> Image.Image:
     return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
 
 
+def noise(number: int, width: int = 32, height: int = 32) -> np.ndarray:
+    """Create the pixels of a noise image; each number gives another image."""
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
 def write_image(path: Path, number: int = 0, size: tuple[int, int] = (12, 10)) -> Path:
-    """Write a noise image; each number gives another image."""
+    """Write a noise image."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(values).save(path)
+    Image.fromarray(noise(number, *size)).save(path)
     return path
 
 

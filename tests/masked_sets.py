@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from made_sets import encoded, tar_of
+from made_sets import encoded, noise, tar_of
 from PIL import Image
 
 
 def png(values: np.ndarray, mode: str | None = None) -> bytes:
     """Encode an array as a PNG; `mode` converts it first."""
     return encoded(Image.fromarray(values).convert(mode) if mode else values)
-
-
-def noise(number: int, width: int = 32, height: int = 32) -> np.ndarray:
-    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def box_mask(left: int, top: int, right: int, bottom: int, width: int = 32, height: int = 32) -> np.ndarray:

@@ -4,16 +4,52 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from odd_shards import write_odd_shards
+from made_sets import encoded, write_shard_of
+from PIL import Image
 
 from diffclip.cli import data
 from diffclip.data.check import DISTANCE, Check, check, near_groups
 from diffclip.data.corpus import Corpus
 
 
+def jpeg(image: Image.Image, quality: int = 90) -> bytes:
+    return encoded(image, "JPEG", quality=quality)
+
+
+def smooth_image(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
+    """Create an image that looks the same at another size; each number gives another look."""
+    values = np.random.default_rng(number).integers(0, 256, (7, 7, 3), dtype=np.uint8)
+    return Image.fromarray(values).resize(size, Image.Resampling.BICUBIC)
+
+
+def plain(prefix: str, numbers: range) -> dict[str, dict[str, bytes]]:
+    return {f"{prefix}{n:02d}": {"jpg": jpeg(smooth_image(n)), "txt": b"a picture, plainly"} for n in numbers}
+
+
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_odd_shards(tmp_path_factory.mktemp("odd") / "shards")
+    """Write three shards of 20, 21 and 3 samples that have an image and a caption, and a broken shard."""
+    folder, second = tmp_path_factory.mktemp("odd") / "shards", smooth_image(2)
+    samples = {
+        "bare": {"jpg": jpeg(smooth_image(50))},
+        "blind": {"txt": b"nothing to see"},
+        "both": {"png": encoded(smooth_image(51)), "txt": b"one line\nand more"},
+        "cut": {"jpg": jpeg(smooth_image(52))[:900], "txt": b"half of it"},
+        "latin": {"jpg": jpeg(smooth_image(53)), "txt": b"caf\xe9 au lait"},
+        "long": {"jpg": jpeg(smooth_image(54, (300, 90))), "txt": b"a very long caption " * 25 + b"the end"},
+        "small": {"jpg": jpeg(second.resize((60, 45))), "txt": b"a small photo"},
+        "twin": {"jpg": jpeg(smooth_image(1)), "txt": b"a photo"},
+        "white": {"png": encoded(Image.new("RGB", (40, 40), "white")), "txt": b"a cloud"},
+        "whiter": {"png": encoded(Image.new("RGB", (41, 40), (250, 250, 250))), "txt": b"a cloud"},
+        # the pixels of `white` as bytes, but another shape
+        "wide": {"png": encoded(Image.new("RGB", (50, 32), "white")), "txt": b"a cloud"},
+        "worse": {"jpg": jpeg(second, quality=30), "txt": b"a photo"},
+    }
+    write_shard_of(folder / "0.tar", plain("s", range(20)).items())
+    write_shard_of(folder / "1.tar", (samples | plain("t", range(60, 71))).items())
+    write_shard_of(folder / "2.tar", plain("u", range(80, 83)).items())
+    (folder / "3.tar").touch()
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +67,7 @@ def test_check_finds_every_odd_sample(found: Check, odd: Path) -> None:
     assert skipped == ["3.tar is empty (0 bytes)", "1.tar:bare has no caption", "1.tar:blind has no image"]
     assert keys([fault.name for fault in found.images_broken]) == ["cut"]
     assert [fault.reason for fault in found.captions_broken] == ["has a caption that is not UTF-8 text"]
-    assert (found.shorter_edge["min"], found.shorter_edge["median"], found.small) == (40, 90, 42)
+    assert (found.shorter_edge["min"], found.shorter_edge["median"], found.small) == (32, 90, 42)
     # one of the 42 has two captions
     assert found.captions == 43
     # the start token, four words 25 times, two words and the end token

@@ -1,18 +1,17 @@
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from given import image_bytes, write_shard
 
 from diffclip.data.corpus import Corpus, Sample
 from diffclip.data.images import read_pixels
 from diffclip.data.index import BLOCK, _open_file, open_tar
 from diffclip.errors import Fault, InputError
 
-WriteShard = Callable[..., Path]
 WINDOWS = pytest.mark.parametrize("window", [None, 2])
 
 
@@ -25,7 +24,7 @@ def reasons_of(corpus: Corpus) -> list[str]:
 
 
 @pytest.fixture
-def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
+def paths(tmp_path: Path) -> list[Path]:
     """Shards of 3, 1 and 6 samples; the last lacks two captions and an image."""
     changes = {5: {"txt": None}, 7: {"jpg": None}, 8: {"txt": b""}}
     paths = [tmp_path / f"{number}.tar" for number in range(3)]
@@ -35,7 +34,7 @@ def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
 
 
 @WINDOWS
-def test_samples_are_read_by_number(paths, image_bytes, tmp_path, window) -> None:
+def test_samples_are_read_by_number(paths, tmp_path, window) -> None:
     corpus = Corpus(str(tmp_path), window=window)
     assert (corpus.samples, corpus.per_epoch, corpus.window) == (7, 7, window)
     pickled = pickle.dumps(corpus)
@@ -65,7 +64,7 @@ def test_corpus_takes_paths_lists_ranges_and_weighted_sources(paths: list[Path],
         Corpus(SimpleNamespace(shards=[], weight=1.0))
 
 
-def test_a_missing_caption_key_is_a_fault_of_each_sample(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_a_missing_caption_key_is_a_fault_of_each_sample(tmp_path: Path) -> None:
     write_shard(tmp_path / "0.tar", 3, changes={n: {"json": b'{"alt": "a"}'} for n in range(3)})
     reasons = reasons_of(Corpus(tmp_path, caption_key="title"))
     assert len(reasons) == 3
@@ -73,7 +72,7 @@ def test_a_missing_caption_key_is_a_fault_of_each_sample(tmp_path: Path, write_s
 
 
 @WINDOWS
-def test_no_usable_sample_is_an_error(tmp_path: Path, write_shard: WriteShard, window: int | None) -> None:
+def test_no_usable_sample_is_an_error(tmp_path: Path, window: int | None) -> None:
     path = write_shard(tmp_path / "0.tar", 2, changes={0: {"txt": None}, 1: {"jpg": None}})
     with pytest.raises(InputError, match=rf"no sample in {path} has an image and a caption \(first: {path}"):
         Corpus(tmp_path, window=window)
@@ -95,7 +94,7 @@ def test_a_shard_removed_or_truncated_later_gives_faults(paths, tmp_path, window
     assert all("cannot be read (" in reason and "\n" not in reason for reason in reasons)
 
 
-def test_identities_change_with_the_files(paths: list[Path], tmp_path: Path, write_shard: WriteShard) -> None:
+def test_identities_change_with_the_files(paths: list[Path], tmp_path: Path) -> None:
     def identify(**options: object) -> tuple[str, str]:
         corpus = Corpus(str(tmp_path), **options)
         return corpus.identity(), corpus.order_identity()

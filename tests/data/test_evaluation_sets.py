@@ -1,9 +1,8 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from given import refusal
+from given import refusal, write_shard
 from made_sets import encoded
 from PIL import Image
 
@@ -12,12 +11,11 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 
-WriteShard = Callable[..., Path]
 TRANSFORM = EvalTransform(8, PreprocessConfig())
 
 
 @pytest.fixture
-def classes(tmp_path: Path, write_shard: WriteShard) -> Path:
+def classes(tmp_path: Path) -> Path:
     """Five samples of two classes in two shards."""
     folder = tmp_path / "things"
     labels = {n: {"txt": None, "cls": f" {n % 2}\n".encode()} for n in range(5)}
@@ -30,7 +28,7 @@ def classes(tmp_path: Path, write_shard: WriteShard) -> Path:
 
 
 @pytest.fixture
-def captioned(tmp_path: Path, write_shard: WriteShard) -> Path:
+def captioned(tmp_path: Path) -> Path:
     folder = tmp_path / "images"
     write_shard(folder / "val" / "0.tar", 5, changes={4: {"txt": b"only one"}})
     (folder / "val" / "nshards.txt").write_text("1")
@@ -82,7 +80,7 @@ def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path, monkeypa
         open_set(captioned, "val[7:]")
 
 
-def test_broken_images_are_left_out_and_named_once(captioned: Path, write_shard: WriteShard) -> None:
+def test_broken_images_are_left_out_and_named_once(captioned: Path) -> None:
     changes = {1: {"jpg": b"x"}, 2: {"txt": b" "}, 3: {"jpg": None}, 4: {"jpg": b"y"}}
     path = write_shard(captioned / "val" / "0.tar", 6, changes=changes)
     data = open_set(captioned, "val")
@@ -95,10 +93,9 @@ def test_broken_images_are_left_out_and_named_once(captioned: Path, write_shard:
         assert sorted(fault.name for fault in data.faults) == [f"{path}:s{n:07d}" for n in (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("text", ["3", "many"])
-def test_a_wrong_number_of_shards_in_nshards_txt_is_refused(classes: Path, text: str) -> None:
-    (classes / "test" / "nshards.txt").write_text(text)
-    assert f"has 2 shards, and its nshards.txt says '{text}'" in refusal(classes, "test")
+def test_a_wrong_number_of_shards_in_nshards_txt_is_refused(classes: Path) -> None:
+    (classes / "test" / "nshards.txt").write_text("3")
+    assert "has 2 shards, and its nshards.txt says '3'" in refusal(classes, "test")
     (classes / "test" / "nshards.txt").unlink()
     assert len(open_set(classes, "test")) == 5
 
@@ -118,7 +115,7 @@ def test_missing_sets_folders_and_splits_are_named(classes: Path, tmp_path: Path
     assert "no sample in" in refusal(classes, "val")
 
 
-def test_splits_open_beside_a_set_and_identities_show_changes(classes: Path, write_shard: WriteShard) -> None:
+def test_splits_open_beside_a_set_and_identities_show_changes(classes: Path) -> None:
     data = open_set(classes, "test")
     write_shard(classes / "train" / "0.tar", 2, changes={n: {"cls": b"1"} for n in range(2)})
     train = data.beside("train")
@@ -152,15 +149,24 @@ def test_class_names_and_templates_are_read_and_checked(classes: Path) -> None:
     assert "says 'multilabel'" in refusal(classes, "test")
 
 
-@pytest.mark.parametrize("label", ["2", "-1", "0.5", "1_0"])
-def test_a_bad_label_is_named_in_the_error(classes: Path, write_shard: WriteShard, label: str) -> None:
+@pytest.mark.parametrize("label", ["2", "-1", "0.5", "1_0", "9" * 5000])
+def test_a_bad_label_is_named_in_the_error(classes: Path, label: str) -> None:
     labels = {n: {"cls": b"0"} for n in range(2)} | {2: {"cls": label.encode()}}
     path = write_shard(classes / "test" / "0.tar", 3, changes=labels)
-    message = f"label '{label}' of {path}:s0000002 is not a number from 0 to 1, the lines"
+    message = f"label '{label[:20]}' of {path}:s0000002 is not a number from 0 to 1, the lines"
     assert message in refusal(classes, "test")
 
 
-def test_samples_without_labels_are_faults(classes: Path, captioned: Path, write_shard: WriteShard) -> None:
+def test_choices_that_are_not_texts_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "dataset_type.txt").write_text("sugarcrepe")
+    for name, caption in ((3, "a"), ("a.jpg", None)):
+        item = {"filename": name, "caption": caption, "negative_caption": "b"}
+        (tmp_path / "swap_obj.json").write_text(json.dumps({"0": item}))
+        message = refusal(tmp_path, "test")
+        assert f"swap_obj.json cannot be read (({name!r}, {caption!r}, 'b') are not texts)" in message
+
+
+def test_samples_without_labels_are_faults(classes: Path, captioned: Path) -> None:
     write_shard(classes / "test" / "0.tar", 3, changes={1: {"cls": b"0"}})
     data = open_set(classes, "test")
     assert len(data) == 3
@@ -172,7 +178,7 @@ def test_samples_without_labels_are_faults(classes: Path, captioned: Path, write
     assert "has image and caption (first: " in refusal(captioned, "val")
 
 
-def test_a_set_with_masks_and_no_dataset_type_has_the_kind_masks(tmp_path, write_shard, classes) -> None:
+def test_a_set_with_masks_and_no_dataset_type_has_the_kind_masks(tmp_path, classes) -> None:
     folder = tmp_path / "masked"
     mask = {"mask.png": encoded(Image.new("L", (4, 4), 255)), "txt": b"a dog"}
     write_shard(folder / "test" / "0.tar", 2, changes=dict.fromkeys(range(2), mask))

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_sets import encoded, photograph, png_by_hand, png_chunk
-from masked_sets import noise
+from made_sets import encoded, noise, photograph, png_by_hand, png_chunk
 from PIL import Image
 
 from diffclip.data.images import MAX_PIXELS, find_images, read_image, read_pixels

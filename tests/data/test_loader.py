@@ -2,7 +2,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from given import tokenize
+from given import image_bytes, write_shard
 from torch import Tensor
 
 from diffclip.config import PreprocessConfig
@@ -20,8 +20,12 @@ from diffclip.data.transforms import TrainTransform
 from diffclip.data.workers import map_processes
 from diffclip.errors import DiffCLIPError, InputError
 
-WriteShard = Callable[..., Path]
 SIZE = 8
+
+
+def tokenize(texts: list[str]) -> Tensor:
+    """Take the first twelve bytes of each text as its tokens."""
+    return torch.tensor([list(text.encode()[:12].ljust(12, b"\0")) for text in texts])
 
 
 def texts(batch: Batch) -> list[str]:
@@ -57,7 +61,7 @@ def crops(batches: Iterable[Batch]) -> dict[str, list[Tensor]]:
 
 
 @pytest.fixture
-def paths(tmp_path: Path, write_shard: WriteShard) -> list[Path]:
+def paths(tmp_path: Path) -> list[Path]:
     """Write shards of unequal size with 23 samples in total."""
     sizes = (3, 1, 19)
     return [write_shard(tmp_path / f"{n}.tar", size, start=sum(sizes[:n])) for n, size in enumerate(sizes)]
@@ -116,7 +120,7 @@ def test_each_process_reads_its_part_of_each_batch(paths: list[Path], window: in
         loader_of(paths, world=3)
 
 
-def test_a_sample_shown_twice_gets_two_different_crops(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_a_sample_shown_twice_gets_two_different_crops(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "0.tar", 9)
     corpus = Corpus(SimpleNamespace(shards=str(path), weight=2.5))
     loader = CaptionLoader(corpus, TrainTransform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
@@ -167,7 +171,7 @@ def test_workers_that_send_no_data_raise_an_error_and_are_ended(paths: list[Path
     assert not multiprocessing.active_children()
 
 
-def test_broken_samples_make_their_batch_smaller(tmp_path, write_shard, image_bytes) -> None:
+def test_broken_samples_make_their_batch_smaller(tmp_path) -> None:
     changes = {2: {"jpg": image_bytes(2)[:-20]}, 5: {"txt": b"\n \n"}}
     changes |= {9: {"jpg": b"text"}, 10: {"txt": b"\xff"}}
     path = write_shard(tmp_path / "0.tar", 12, changes=changes)
@@ -188,7 +192,7 @@ def test_broken_samples_make_their_batch_smaller(tmp_path, write_shard, image_by
     assert all(torch.equal(whole[key][0], image) for key, (image,) in crops(batches).items())
 
 
-def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path) -> None:
     good = loader_of([write_shard(tmp_path / "good.tar", 6)], 2)
     broken = [int(key[1:]) for key in list(good.epoch(0))[1].keys]
     path = write_shard(tmp_path / "0.tar", 6, changes={n: {"jpg": b"x"} for n in broken})
@@ -199,7 +203,7 @@ def test_a_batch_of_broken_samples_keeps_its_place(tmp_path: Path, write_shard: 
 
 
 @pytest.mark.parametrize(("workers", "window"), [(0, None), (1, 2)])
-def test_decoded_images_make_the_same_batches(tmp_path, write_shard, workers, window) -> None:
+def test_decoded_images_make_the_same_batches(tmp_path, workers, window) -> None:
     path = write_shard(tmp_path / "0.tar", 23, changes={3: {"jpg": b"broken"}, 5: {"txt": b"one\n"}})
     expected = list(loader_of([path], window=window).epoch(1, 2))
     loader = loader_of([path], window=window, workers=workers)
@@ -210,7 +214,7 @@ def test_decoded_images_make_the_same_batches(tmp_path, write_shard, workers, wi
     assert [batch.faults for batch in batches] == [batch.faults for batch in expected]
 
 
-def test_decoded_images_larger_than_the_memory_are_refused(tmp_path, write_shard, monkeypatch) -> None:
+def test_decoded_images_larger_than_the_memory_are_refused(tmp_path, monkeypatch) -> None:
     memory = {"SC_PAGE_SIZE": 2 * 10 * 12 * 3, "SC_PHYS_PAGES": 50}
     monkeypatch.setattr("os.sysconf", memory.__getitem__)
     corpus = Corpus(write_shard(tmp_path / "0.tar", 101))
@@ -218,7 +222,7 @@ def test_decoded_images_larger_than_the_memory_are_refused(tmp_path, write_shard
         corpus.decode()
 
 
-def test_fewer_samples_than_the_batch_size_are_refused(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_fewer_samples_than_the_batch_size_are_refused(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "0.tar", 5, changes={1: {"txt": None}})
     words = r"4 samples with .* are fewer than the batch size 8.*s0000001 has no caption"
     with pytest.raises(InputError, match=words):
@@ -243,7 +247,7 @@ def read_epoch(folder: Path, parent: Connection) -> None:
     parent.send(2 + sum(1 for _ in batches))
 
 
-def test_signals_to_all_processes_do_not_end_the_workers(tmp_path, write_shard) -> None:
+def test_signals_to_all_processes_do_not_end_the_workers(tmp_path) -> None:
     write_shard(tmp_path / "0.tar", 160)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()

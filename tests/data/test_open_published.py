@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from given import refusal
+from given import refusal, write_shard
 from made_sets import CIFAR_NAMES, MAKERS, write_caltech101, write_cifar10, write_sun397
 
 from diffclip.config import PreprocessConfig
@@ -104,7 +104,7 @@ def test_sun397_is_split_by_name_not_by_the_order_on_disk(tmp_path: Path) -> Non
     assert [names[i] for i in indices] == drawn["test"]
 
 
-def test_shards_take_precedence_over_files(tmp_path: Path, write_shard) -> None:
+def test_shards_take_precedence_over_files(tmp_path: Path) -> None:
     dtd = tmp_path / "dtd"
     MAKERS["dtd"](dtd)
     write_shard(dtd / "test" / "0.tar", 3, changes={n: {"cls": b"0"} for n in range(3)})

@@ -1,7 +1,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import fsspec
 import pytest
 import torch
 from file_server import served
+from given import write_shard
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.check import check
@@ -19,11 +20,9 @@ from diffclip.data.remote import expand_remote, is_remote
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, InputError, hide_secrets
 
-WriteShard = Callable[..., Path]
-
 
 @pytest.fixture
-def site(tmp_path, write_shard, monkeypatch) -> Iterator[tuple[str, list[str]]]:
+def site(tmp_path, monkeypatch) -> Iterator[tuple[str, list[str]]]:
     """The address of six shards of four samples each, and the paths that were fetched."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     for number in range(6):
@@ -104,7 +103,7 @@ def test_indexes_beside_the_shards_allow_counting_without_fetching(site, tmp_pat
 
 
 def test_an_index_of_another_shard_of_the_same_size_is_not_used(
-    site: tuple[str, list[str]], tmp_path: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+    site: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = tmp_path / "served" / "0.tar"
     Corpus(str(shard)).keep_indexes()
@@ -119,7 +118,7 @@ def test_an_index_of_another_shard_of_the_same_size_is_not_used(
     assert Corpus(f"{site[0]}/0.tar").samples == 3
 
 
-def test_a_changed_remote_shard_is_fetched_again(site, tmp_path, write_shard) -> None:
+def test_a_changed_remote_shard_is_fetched_again(site, tmp_path) -> None:
     train = f"{site[0]}/0.tar"
     assert Corpus(train).samples == 4
     shard = write_shard(tmp_path / "served" / "0.tar", 70)

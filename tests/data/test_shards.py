@@ -2,10 +2,10 @@ import gzip
 import os
 import tarfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from given import image_bytes, write_shard
 from made_sets import tar_of
 
 from diffclip.data import index
@@ -13,8 +13,6 @@ from diffclip.data.corpus import Corpus
 from diffclip.data.index import index_files, open_tar, open_tars, read_index, scan, stamp
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import InputError
-
-WriteShard = Callable[..., Path]
 
 
 def members_of(path: Path) -> list[tarfile.TarInfo]:
@@ -73,7 +71,7 @@ def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
 # --- reading samples ---
 
 
-def test_samples_are_read_by_number_across_shards(tmp_path, write_shard, image_bytes) -> None:
+def test_samples_are_read_by_number_across_shards(tmp_path) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3)])
     assert len(shards) == 8
     assert shards.faults == []
@@ -119,7 +117,7 @@ def test_long_and_non_ascii_names_are_read(tmp_path: Path, kind: int) -> None:
     assert shards.faults == []
 
 
-def test_forked_processes_read_independently(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_forked_processes_read_independently(tmp_path: Path) -> None:
     shards = Shards([write_shard(tmp_path / "0.tar", 50)])
     expected = [shards.sample(i) for i in range(50)]
     # With a shared file position, parent and child reading at once would soon read the wrong place.
@@ -137,7 +135,7 @@ def test_forked_processes_read_independently(tmp_path: Path, write_shard: WriteS
 # --- broken shards ---
 
 
-def test_a_truncated_shard_keeps_its_whole_samples(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_a_truncated_shard_keeps_its_whole_samples(tmp_path: Path) -> None:
     whole = write_shard(tmp_path / "whole.tar", 6)
     expected = {i: Shards([whole]).sample(i) for i in range(6)}
     data = whole.read_bytes()
@@ -157,7 +155,7 @@ def test_a_truncated_shard_keeps_its_whole_samples(tmp_path: Path, write_shard: 
     assert len(Shards([cut])) == 6
 
 
-def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "0.tar", 5)
     data, header = path.read_bytes(), members_of(path)[6].offset
     for content, count, is_whole in (
@@ -173,7 +171,7 @@ def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path, wri
 
 
 @pytest.mark.parametrize("size", [-1, -512, -1024, 2**50, 2**70])
-def test_a_header_with_an_impossible_size_ends_the_reading(size, tmp_path, write_shard) -> None:
+def test_a_header_with_an_impossible_size_ends_the_reading(size, tmp_path) -> None:
     path = write_shard(tmp_path / "0.tar", 5)
     data, header = bytearray(path.read_bytes()), members_of(path)[6].offset
     # base 256, as GNU tar writes it
@@ -186,7 +184,7 @@ def test_a_header_with_an_impossible_size_ends_the_reading(size, tmp_path, write
     assert ", 3 samples before it kept" in str(shards.faults[0])
 
 
-def test_shards_without_any_sample_raise_input_error(tmp_path: Path, write_shard: WriteShard) -> None:
+def test_shards_without_any_sample_raise_input_error(tmp_path: Path) -> None:
     empty, text, packed = tmp_path / "empty.tar", tmp_path / "text.tar", tmp_path / "packed.tar"
     empty.touch()
     text.write_text("this is no tar " * 100)
@@ -212,7 +210,7 @@ def test_shards_without_any_sample_raise_input_error(tmp_path: Path, write_shard
 
 
 def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
-    tmp_path: Path, cache_home: Path, write_shard: WriteShard, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_shard(tmp_path / "0.tar", 4)
     open_tar(path)
@@ -236,12 +234,12 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     assert open_tar(path).header == header
 
 
-def test_an_unwritable_cache_folder_does_not_stop_indexing(tmp_path, cache_home, write_shard) -> None:
+def test_an_unwritable_cache_folder_does_not_stop_indexing(tmp_path, cache_home) -> None:
     (cache_home / "diffclip").write_text("a file where the folder should be")
     assert len(open_tar(write_shard(tmp_path / "0.tar", 4)).table) == 4
 
 
-def test_many_shards_are_scanned_by_several_processes(tmp_path, write_shard, capsys) -> None:
+def test_many_shards_are_scanned_by_several_processes(tmp_path, capsys) -> None:
     paths = [write_shard(tmp_path / f"{n}.tar", 1 + n % 3, start=n) for n in range(20)]
     headers = {path: tar.header for path, tar in open_tars(paths).items()}
     assert headers == {path: scan(path)[0] for path in paths}

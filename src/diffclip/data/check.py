@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import Dataset
 
 from diffclip.config import TextConfig
 from diffclip.data.corpus import Corpus
@@ -85,13 +85,11 @@ def check(
     numbers = np.arange(corpus.samples)
     if sample is not None and sample < corpus.samples:
         numbers = np.sort(np.random.default_rng(0).choice(corpus.samples, sample, replace=False))
-    loader = data_loader(
-        _Samples(corpus), workers, sampler=numbers.tolist(), batch_size=_CHUNK, collate_fn=_rows
-    )
+    chunks = [numbers[start : start + _CHUNK].tolist() for start in range(0, len(numbers), _CHUNK)]
+    read = partial(_read, corpus, Tokenizer(TextConfig(context_length=_MOST_TOKENS)))
+    loader = data_loader(chunks, workers, batch_size=None, collate_fn=read)
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
     for part in watch_batches(loader):
-        if isinstance(part, DiffCLIPError):
-            raise part
         parts.append(part)
         advance(len(part[0]) + len(part[2]))
     samples, tokens = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
@@ -124,39 +122,28 @@ def _spread(values: NDArray[Any]) -> Spread:
     return dict(zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values())).tolist(), strict=True))
 
 
-class _Samples(Dataset[Any]):
-    def __init__(self, corpus: Corpus) -> None:
-        self.corpus, self.tokenizer = corpus, Tokenizer(TextConfig(context_length=_MOST_TOKENS))
-
-    def __getitem__(self, number: int) -> tuple[tuple[int, ...], list[int]] | Fault | DiffCLIPError:
-        """Return the row of a sample (see `_SAMPLE`) and the number of tokens of each of its captions.
-
-        An error is returned, not raised: an exception would lose its type between processes.
-        """
-        try:
-            sample = self.corpus.read(number)
-        except DiffCLIPError as error:
-            return error
-        if isinstance(sample, Fault):
-            return sample
-        pixels = sample.pixels.permute(1, 2, 0).contiguous().numpy()
-        gray = Image.fromarray(pixels).convert("L")
-        look = 0 if np.ptp(np.asarray(gray)) < _ONE_COLOR else perceptual_hash(gray)
-        # the end token has the largest id, and argmax finds the first one
-        tokens = (self.tokenizer(sample.captions).argmax(dim=1) + 1).tolist()
-        content = int.from_bytes(hashlib.blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
-        return (number, min(gray.size), content, look), tokens
-
-
-def _rows(items: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any], list[Fault]] | DiffCLIPError:
-    """Collect the rows of the samples, the numbers of tokens of all captions, and the faults; or return an error."""
-    for item in items:
-        if isinstance(item, DiffCLIPError):
-            return item
-    whole = [item for item in items if not isinstance(item, Fault)]
-    tokens = [count for _, counts in whole for count in counts]
-    faults = [item for item in items if isinstance(item, Fault)]
-    return np.array([row for row, _ in whole], _SAMPLE), np.array(tokens, np.int32), faults
+def _read(
+    corpus: Corpus, tokenizer: Tokenizer, numbers: Sequence[int]
+) -> tuple[NDArray[Any], NDArray[Any], list[Fault]] | DiffCLIPError:
+    """Read samples: their rows (see `_SAMPLE`), the numbers of tokens of all their captions, and the faults."""
+    rows, tokens, faults = [], [], []
+    try:
+        for number in numbers:
+            sample = corpus.read(number)
+            if isinstance(sample, Fault):
+                faults.append(sample)
+                continue
+            pixels = sample.pixels.permute(1, 2, 0).contiguous().numpy()
+            gray = Image.fromarray(pixels).convert("L")
+            look = 0 if np.ptp(np.asarray(gray)) < _ONE_COLOR else perceptual_hash(gray)
+            # with the width: images of several shapes may have the same bytes
+            content = hashlib.blake2b(pixels.tobytes(), digest_size=8, person=str(gray.width).encode())
+            rows.append((number, min(gray.size), int.from_bytes(content.digest(), "big"), look))
+            # the end token has the largest id, and argmax finds the first one
+            tokens += (tokenizer(sample.captions).argmax(dim=1) + 1).tolist()
+    except DiffCLIPError as error:
+        return error  # for `watch_batches`
+    return np.array(rows, _SAMPLE), np.array(tokens, np.int32), faults
 
 
 def perceptual_hash(gray: Image.Image) -> int:

@@ -121,7 +121,7 @@ class Corpus:
                 self.faults.append(
                     Fault(shard.name, f"holds {lacking} samples without an image or a caption")
                 )
-        self._ends = np.cumsum([shard.usable for shard in self._shards], dtype=np.int64)
+        self._bounds = np.cumsum([0, *(shard.usable for shard in self._shards)])
         usable = [[counts[place] for place in shards] for _, _, shards in sources]
         self.layout = Layout(usable, [weight for _, weight, _ in sources])
         self.samples, self.per_epoch = self.layout.total, self.layout.per_epoch
@@ -209,8 +209,8 @@ class Corpus:
 
     def _locate(self, i: int) -> tuple[int, int]:
         """Find the shard of usable sample `i`, and the position of the sample among the shard's usable samples."""
-        number = int(self._ends.searchsorted(i, side="right"))
-        return number, i - int(self._ends[number]) + self._shards[number].usable
+        number = int(self._bounds.searchsorted(i, side="right")) - 1
+        return number, i - int(self._bounds[number])
 
     def _open(self, number: int) -> tuple[Tar, NDArray[np.int64]]:
         """Return a shard; if it is not open, open it in place of the least recently used one."""

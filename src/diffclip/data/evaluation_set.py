@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from diffclip.data.images import read_image, to_rgb
 from diffclip.data.index import Needed, stamp
@@ -152,8 +151,10 @@ class EvaluationSet:
             InputError: all images are broken.
             DiffCLIPError: a worker died, or gave nothing in time.
         """
-        images = _Images(self.source, self.indices, transform)
-        loader = data_loader(images, workers, timeout, batch_size=batch_size, collate_fn=_collate)
+        rows = range(len(self))
+        positions = [rows[start : start + batch_size] for start in rows[::batch_size]]
+        read_batch = partial(_read_batch, self.source, self.indices, transform)
+        loader = data_loader(positions, workers, timeout, batch_size=None, collate_fn=read_batch)
         read, broken, known = 0, [], set(self.faults)
         for batch, faults in watch_batches(loader):
             broken += faults
@@ -171,7 +172,7 @@ class EvaluationSet:
 
 
 def usable_samples(
-    shards: Shards, needed: Needed, advice: str, read: Callable[[int], Any] | None = None
+    shards: Shards, needed: Needed, advice: str, read: Callable[[int], Any] = lambda i: None
 ) -> tuple[list[int], list[Any], list[Fault]]:
     """Find the samples that have a member for each of `needed` and whose answer can be read.
 
@@ -180,43 +181,33 @@ def usable_samples(
         read: returns the answer of sample `i`, or raises `InputError` or `OSError`.
 
     Returns:
-        The numbers of these samples, their answers (none without `read`), and the faults of the other samples.
+        The numbers of these samples, their answers, and the faults of the other samples.
     """
     usable, missing = shards.usable(needed)
-    indices, answers, faults = usable.tolist(), [], shards.faults + missing
-    if read:
-        indices = []
-        for i in usable.tolist():
-            try:
-                answers.append(read(i))
-                indices.append(i)
-            except (InputError, OSError) as error:
-                faults.append(sample_fault(shards.name(i), error))
+    indices, answers, faults = [], [], shards.faults + missing
+    for i in usable.tolist():
+        try:
+            answers.append(read(i))
+            indices.append(i)
+        except (InputError, OSError) as error:
+            faults.append(sample_fault(shards.name(i), error))
     if not indices:
         raise InputError(f"no sample in {shards} has {' and '.join(needed)} (first: {faults[0]}): {advice}")
     return indices, answers, faults
 
 
-class _Images(Dataset[tuple[int, Tensor] | Fault]):
-    def __init__(self, source: Source, indices: Sequence[int], transform: Transform) -> None:
-        self.source, self.indices, self.transform = source, indices, transform
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, position: int) -> tuple[int, Tensor] | Fault:
-        i = int(self.indices[position])
+def _read_batch(
+    source: Source, indices: Sequence[int], transform: Transform, positions: Iterable[int]
+) -> tuple[ImageBatch | None, list[Fault]]:
+    """Read the images at `positions` of a set; None instead of a batch if all of them are broken."""
+    images, whole, faults = [], [], []
+    for position in positions:
+        i = int(indices[position])
         try:
-            image = self.source.image(i)
+            image = source.image(i)
         except (InputError, OSError) as error:
-            return sample_fault(self.source.name(i), error)
-        return position, self.transform(image)
-
-
-def _collate(items: list[tuple[int, Tensor] | Fault]) -> tuple[ImageBatch | None, list[Fault]]:
-    faults = [item for item in items if isinstance(item, Fault)]
-    whole = [item for item in items if not isinstance(item, Fault)]
-    if not whole:
-        return None, faults
-    positions, images = zip(*whole, strict=True)
-    return ImageBatch(torch.stack(images), list(positions)), faults
+            faults.append(sample_fault(source.name(i), error))
+            continue
+        images.append(transform(image))
+        whole.append(position)
+    return ImageBatch(torch.stack(images), whole) if images else None, faults

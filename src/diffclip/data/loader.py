@@ -1,7 +1,6 @@
 """Batches of images and captions for training, in an order that depends on the seed alone.
 
-Everything about sample i of an epoch is drawn from (seed, epoch, i), so an epoch can start at any batch without reading
-the earlier ones. `_Batches.__getitem__` shows from top to bottom how a batch is made.
+`_Batches.__getitem__` shows from top to bottom how a batch is made.
 """
 
 from __future__ import annotations
@@ -117,8 +116,6 @@ class CaptionLoader:
         """
         jobs = self._jobs.now = ((epoch, items) for items in self._items(epoch, start_batch))
         for batch in watch_batches(self._loader):
-            if isinstance(batch, DiffCLIPError):
-                raise batch
             yield batch
             if self._workers and self._jobs.now is not jobs:
                 raise DiffCLIPError("another epoch of this loader was started: use a second loader for it")
@@ -160,7 +157,7 @@ class _Batches(Dataset[Any]):
         self.corpus, self.transform, self.tokenizer, self.seed = corpus, transform, tokenizer, seed
 
     def __getitem__(self, job: _BatchJob) -> Batch | DiffCLIPError:
-        """Make a batch. An error is returned, not raised: an exception would lose its type between processes."""
+        """Make a batch, or return an error for `watch_batches`."""
         epoch, items = job
         keys, images, captions, faults = [], [], [], []
         samples = (items % self.corpus.samples).tolist()

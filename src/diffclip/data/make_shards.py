@@ -8,7 +8,6 @@ import re
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from PIL import Image
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
 from diffclip.data.images import IMAGE, SUFFIXES, encode, read_image
 from diffclip.data.shards import MANIFEST, add_member
-from diffclip.data.workers import map_processes
+from diffclip.data.workers import Progress, map_processes
 from diffclip.errors import Fault, InputError, explain_errors, sample_fault
 from diffclip.files import digest_of, write_atomically, write_text
 
@@ -80,7 +79,7 @@ def make_shards(
     captions: Captions,
     edge: int | None = None,
     workers: int = 1,
-    advance: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+    advance: Progress = lambda what, done, total: None,
 ) -> Made:
     """Write the images below `source` that `captions` names into shards, in random order.
 

@@ -136,7 +136,7 @@ def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str],
 def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
     """Read the label in the sample's `.cls`, or raise `InputError` unless it is a number from 0 to `classes` − 1."""
     text = sample["cls"].decode("ascii", "replace").strip()
-    if not text.isdecimal() or int(text) >= classes:
+    if not text.isdecimal() or len(text) > 9 or int(text) >= classes:  # Python reads no number of 5000 digits
         raise InputError(
             f"label {text[:20]!r} of {name} is not a number from 0 to {classes - 1}, the lines of classnames.txt: "
             "correct its .cls"
@@ -237,7 +237,7 @@ def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash
     for whole, part in zip(size, lengths, strict=True):
         scaled = edge if part == min(lengths) else int(edge * part / min(lengths))
         first = round((scaled - image_size) / 2)
-        start = (whole - part) // 2
+        start = round((whole - part) / 2)
         ends.append([(start + part * bound / scaled) / whole for bound in (first, first + image_size)])
     return ends[0][0], ends[1][0], ends[0][1], ends[1][1]
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Items = NDArray[np.int64]
 
+INCREMENT, BITS_64 = 0x9E3779B97F4A7C15, 2**64 - 1  # of SplitMix64
 # Keys added to (seed, epoch) for further draws; (seed, epoch) alone draws the order.
 _PART_OF_SOURCE, _SHARES, _SHARD, _WINDOW = 1, 2, 3, 4
 
@@ -154,25 +156,21 @@ def _shuffled_shards(layout: Layout, seed: int, epoch: int) -> Items:
         for repeat, taken in enumerate(passes):
             pieces.append(np.stack([shards, np.full_like(shards, repeat), taken], axis=1)[taken > 0])
         first += len(counts)
-    order = np.concatenate(pieces)
-    permutation = np.random.default_rng((seed, epoch)).permutation(len(order))
-    shuffled: Items = order[permutation]
+    shuffled: Items = np.random.default_rng((seed, epoch)).permutation(np.concatenate(pieces))
     return shuffled
 
 
 def seeds_of(seed: int, epoch: int, items: Items) -> NDArray[np.uint64]:
-    """Return a seed in [0, 2^64) for each item, from which the crop and the choice of a caption are drawn.
-
-    The mixing is SplitMix64's (Steele, Lea and Flood, 2014).
-    """
+    """Return a seed in [0, 2^64) for each item, from which the crop and the choice of a caption are drawn."""
     mixed = np.zeros(len(items), np.uint64)
-    for numbers in (np.uint64(seed), np.uint64(epoch), items.astype(np.uint64)):
-        mixed = _mix(mixed ^ numbers)
+    for numbers in (seed, epoch, items.astype(np.uint64)):
+        mixed = mix(mixed ^ numbers)
     return mixed
 
 
-def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+def mix(numbers: Any) -> Any:
+    """Mix one int below 2^64, or an array of uint64, by a step of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    numbers = (numbers + INCREMENT) & BITS_64
+    numbers = ((numbers ^ (numbers >> 30)) * 0xBF58476D1CE4E5B9) & BITS_64
+    numbers = ((numbers ^ (numbers >> 27)) * 0x94D049BB133111EB) & BITS_64
+    return numbers ^ (numbers >> 31)

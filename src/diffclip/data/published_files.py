@@ -210,8 +210,10 @@ def open_choices(name: str, folder: Path) -> ChoiceSet:
         advice = "give a file of items with filename, caption and negative_caption, as SugarCrepe's"
         with explain_errors(f"{file} cannot be read", advice):
             for item in json.loads(file.read_text(encoding="utf-8")).values():
-                image = images.setdefault(item["filename"], len(images))
-                choices.append(Choice(file.stem, image, item["caption"], item["negative_caption"]))
+                texts = item["filename"], item["caption"], item["negative_caption"]
+                if not all(isinstance(text, str) for text in texts):
+                    raise TypeError(f"{texts} are not texts")
+                choices.append(Choice(file.stem, images.setdefault(texts[0], len(images)), *texts[1:]))
     places = (folder / CHOICE_IMAGES, folder.resolve().parent / "mscoco_captions" / CHOICE_IMAGES)
     place = next((path for path in places if path.is_dir()), places[0])
     missing = [image for image in images if not (place / image).is_file()]

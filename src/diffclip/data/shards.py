@@ -29,9 +29,6 @@ class Shards:
 
     An object may be forked or pickled to data workers. Several threads must not use it at once.
 
-    Args:
-        paths: the shards.
-
     Attributes:
         faults: the shards that are cut short, empty or broken. The samples before the fault are kept.
         identity: a digest of the name, size and time of each shard.
@@ -43,7 +40,7 @@ class Shards:
     def __init__(self, paths: Sequence[Path]) -> None:
         tars = open_tars(paths)
         self._tars = [tars[path] for path in paths]
-        self._ends = np.cumsum([len(tar.table) for tar in self._tars], dtype=np.int64)
+        self._bounds = np.cumsum([0, *(len(tar.table) for tar in self._tars)])
         self.identity = digest_of([[tar.path.name, tar.header.stamp] for tar in self._tars])
         self.faults = [Fault(str(tar.path), reason) for tar in self._tars for reason in tar.header.faults]
         if not len(self):
@@ -55,7 +52,7 @@ class Shards:
         return f"{self._tars[0].path}{rest}"
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._bounds[-1])
 
     def name(self, i: int) -> str:
         """The shard and key of sample `i`, for messages."""
@@ -75,15 +72,13 @@ class Shards:
     def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
         """Find the samples that have a member for each of `needed`, and the faults of the other samples."""
         results = [tar.usable(needed) for tar in self._tars]
-        begins = self._ends - [len(tar.table) for tar in self._tars]
-        numbers = [rows + begin for (rows, _), begin in zip(results, begins, strict=True)]
+        numbers = [rows + begin for (rows, _), begin in zip(results, self._bounds[:-1], strict=True)]
         return np.concatenate(numbers), [fault for _, faults in results for fault in faults]
 
     def _locate(self, i: int) -> tuple[Tar, int]:
         """Find the shard of sample `i`, and the row of the sample in the shard's index."""
-        shard = int(np.searchsorted(self._ends, i, side="right"))
-        tar = self._tars[shard]
-        return tar, i - int(self._ends[shard]) + len(tar.table)
+        shard = int(np.searchsorted(self._bounds, i, side="right")) - 1
+        return self._tars[shard], i - int(self._bounds[shard])
 
 
 def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -18,13 +18,13 @@ from torchvision.transforms.v2 import functional as F
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.images import to_rgb
+from diffclip.data.order import BITS_64, INCREMENT, mix
 
 Transform = Callable[[Image.Image], Tensor]
 LONGEST_RATIO = 64
 """Ratio of its edges above which an image is cut at both ends before scaling: 1×100,000 at 224 px would take 15 GB."""
 # As in torchvision: largest ratio of the sides of a training crop, and number of tries to find a crop that fits.
 _RATIO, _TRIES = 4 / 3, 10
-_MASK = 2**64 - 1
 
 
 class TrainTransform:
@@ -80,12 +80,10 @@ class TrainTransform:
 
 
 def _uniform(seed: int) -> Iterator[float]:
-    """Yield 53-bit floats in [0, 1) by SplitMix64 (Steele, Lea and Flood, 2014), 100 times as fast as seeding torch."""
+    """Yield 53-bit floats in [0, 1) by SplitMix64, 100 times as fast as seeding torch."""
     while True:
-        seed = (seed + 0x9E3779B97F4A7C15) & _MASK
-        mixed = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        yield ((mixed ^ (mixed >> 31)) >> 11) * 2.0**-53
+        yield (mix(seed) >> 11) * 2.0**-53
+        seed = (seed + INCREMENT) & BITS_64
 
 
 class EvalTransform:
@@ -107,10 +105,10 @@ class EvalTransform:
     def pixels(self, image: Image.Image) -> Tensor:
         """Return the crop before normalization, uint8 [3, S, S]."""
         image, square = to_rgb(image), [self.image_size, self.image_size]
-        if self.resize == "squash":
-            size = square
-        else:
-            image, size = _shorten(image), [self.resize]
+        size = square
+        if self.resize != "squash":
+            longest, size = LONGEST_RATIO * min(image.size), [self.resize]
+            image = F.center_crop(image, [min(image.height, longest), min(image.width, longest)])
         image = F.resize(image, size, interpolation=self._interpolation, antialias=True)
         pixels: Tensor = F.pil_to_tensor(F.center_crop(image, square))
         return pixels
@@ -150,12 +148,3 @@ def _statistics(
     with torch.inference_mode(False):
         values = torch.tensor([mean, std], dtype=torch.float32, device=device)[..., None, None]
         return values[0], values[1]
-
-
-def _shorten(image: Image.Image) -> Image.Image:
-    longest = LONGEST_RATIO * min(image.size)
-    if max(image.size) <= longest:
-        return image
-    width, height = (min(length, longest) for length in image.size)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))

@@ -111,10 +111,16 @@ def leave_signals_to_parent(worker: int) -> None:
 
 
 def watch_batches(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yield the batches of `loader`. A worker that died, or no data within its `timeout`, raises `DiffCLIPError`."""
+    """Yield the batches of `loader`. A worker that died, or no data within its `timeout`, raises `DiffCLIPError`.
+
+    An error in place of a batch is raised; workers return it, as an exception would lose its type between processes.
+    """
     batches = iter(loader)
     try:
-        yield from batches
+        for batch in batches:
+            if isinstance(batch, DiffCLIPError):
+                raise batch
+            yield batch
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         if reason.startswith("DataLoader worker (pid"):

@@ -31,6 +31,12 @@ def _column(color: Color) -> Array:
     return np.array(color, np.float32)[:, None, None]
 
 
+def _stain(canvas: Array, amount: Array, color: Color) -> Array:
+    """Mix a color into the planes `canvas` [3, h, w], by its share in each pixel."""
+    stained: Array = canvas + amount * (_column(color) - canvas)
+    return stained
+
+
 def _brightness(color: Color) -> float:
     red, green, blue = color
     return 0.3 * red + 0.59 * green + 0.11 * blue
@@ -178,26 +184,21 @@ def _fill(spec: Spec, window: Window, rgb: Color, pixel: float) -> Array:
     """The colors [3, h, w] of the surface: pattern, detail, light from the upper left, fine edge."""
     distance, u, v = window.distance, window.u, window.v
     surface: Array = _column(rgb)
-
-    def stain(surface: Array, amount: Array, color: Color) -> Array:
-        stained: Array = surface + amount * (_column(color) - surface)
-        return stained
-
     if spec.texture != "plain":
         cosine, sine = math.cos(spec.tilt), math.sin(spec.tilt)
         amount = _pattern(spec.texture, u * cosine + v * sine, v * cosine - u * sine, window.radius)
-        surface = stain(surface, amount, _contrast(rgb))
+        surface = _stain(surface, amount, _contrast(rgb))
     elif spec.detail == "spot":
-        surface = stain(surface, _step((0.3 - np.hypot(u, v)) * window.radius), _ink(rgb))
+        surface = _stain(surface, _step((0.3 - np.hypot(u, v)) * window.radius), _ink(rgb))
     elif spec.detail == "face":
-        surface = stain(surface, _face(u, v, window.radius), _ink(rgb))
+        surface = _stain(surface, _face(u, v, window.radius), _ink(rgb))
     elif spec.detail == "border":
-        surface = stain(surface, _step(distance + 0.26 * window.radius), (30, 30, 36))
+        surface = _stain(surface, _step(distance + 0.26 * window.radius), (30, 30, 36))
     elif spec.detail == "half-filled":
         empty = _step(-v * window.radius) * _step(-distance - 0.2 * window.radius)
-        surface = stain(surface, empty, (250, 250, 247))
+        surface = _stain(surface, empty, (250, 250, 247))
     if spec.shape == "flower":
-        surface = stain(surface, _step((0.27 - np.hypot(u, v)) * window.radius), _stamens(rgb))
+        surface = _stain(surface, _step((0.27 - np.hypot(u, v)) * window.radius), _stamens(rgb))
     light = 1.04 - 0.055 * (u + v)
     edge = 0.42 * _step(distance + min(0.9 * pixel, 0.09 * window.radius))
     return surface * (light * (1 - edge))
@@ -235,73 +236,61 @@ def _mottle(rng: np.random.Generator, edge: int, cells: int, octaves: int = 3) -
     return total
 
 
-def _flat(edge: int, color: tuple[int, int, int]) -> Array:
-    return np.broadcast_to(np.array(color, np.float32), (edge, edge, 3)).copy()
-
-
-def _blend(canvas: Array, color: tuple[int, int, int], alpha: Array) -> Array:
-    mixed: Array = canvas + alpha[..., None] * (np.array(color, np.float32) - canvas)
-    return mixed
-
-
 def _paper(rng: np.random.Generator, edge: int) -> Array:
-    canvas: Array = _flat(edge, (246, 241, 230)) + (4 * _mottle(rng, edge, 8))[..., None]
+    canvas: Array = _column((246, 241, 230)) + 4 * _mottle(rng, edge, 8)
     phase = np.arange(edge) * (30 / edge) % 1.0
     line = np.clip(1 - np.abs(phase - 0.5) * edge / 30, 0, 1).astype(np.float32) * 0.5
-    canvas = _blend(canvas, (196, 212, 228), np.maximum(line[:, None], line[None, :]))
-    return canvas + rng.normal(0, 2.0, (edge, edge, 1)).astype(np.float32)
+    canvas = _stain(canvas, np.maximum(line[:, None], line[None, :]), (196, 212, 228))
+    return canvas + rng.normal(0, 2.0, (edge, edge)).astype(np.float32)
 
 
 def _sand(rng: np.random.Generator, edge: int) -> Array:
     rows = np.arange(edge, dtype=np.float32)[:, None] / edge
     ripple = np.sin(2 * np.pi * (22 * rows + 1.6 * _clouds(rng, edge, 8, 8)))
-    canvas = _flat(edge, (228, 205, 160)) + (6 * ripple + 6 * _mottle(rng, edge, 10))[..., None]
-    return canvas + rng.normal(0, 6, (edge, edge, 1)).astype(np.float32)
+    canvas: Array = _column((228, 205, 160)) + (6 * ripple + 6 * _mottle(rng, edge, 10))
+    return canvas + rng.normal(0, 6, (edge, edge)).astype(np.float32)
 
 
 def _grass(rng: np.random.Generator, edge: int) -> Array:
     blades = _clouds(rng, edge, 40, 150) + 0.7 * _clouds(rng, edge, 24, 90)
-    canvas: Array = _flat(edge, (160, 198, 116)) + 15 * blades[..., None] * np.array(
-        [1.0, 0.9, 0.6], np.float32
-    )
-    canvas += 9 * _mottle(rng, edge, 6, 2)[..., None]
-    return canvas
+    canvas: Array = _column((160, 198, 116)) + 15 * blades * _column((1.0, 0.9, 0.6))
+    return canvas + 9 * _mottle(rng, edge, 6, 2)
 
 
 def _sky(rng: np.random.Generator, edge: int) -> Array:
-    canvas = _flat(edge, (150, 196, 238)) + 6 * _mottle(rng, edge, 4, 1)[..., None]
+    canvas: Array = _column((150, 196, 238)) + 6 * _mottle(rng, edge, 4, 1)
     cover = _clouds(rng, edge, 16, 9) + 0.5 * _clouds(rng, edge, 32, 20) + 0.25 * _clouds(rng, edge, 64, 44)
-    return _blend(canvas, (250, 251, 253), np.clip(cover * 0.9 - 0.05, 0, 0.8))
+    return _stain(canvas, np.clip(cover * 0.9 - 0.05, 0, 0.8), (250, 251, 253))
 
 
 def _wood(rng: np.random.Generator, edge: int) -> Array:
     grain = _clouds(rng, edge, 130, 8) + 0.6 * _clouds(rng, edge, 60, 5)
     boards = np.arange(edge) * (10 / edge)
     shade = rng.uniform(-10, 10, 11).astype(np.float32)[boards.astype(int)]
-    canvas = _flat(edge, (202, 160, 112)) + (11 * grain + shade[:, None])[..., None]
+    canvas: Array = _column((202, 160, 112)) + (11 * grain + shade[:, None])
     seam = np.clip(1 - np.abs(boards % 1.0 - 0.5) * edge / 12, 0, 1).astype(np.float32) * 0.45
-    return _blend(canvas, (120, 84, 50), np.broadcast_to(seam[:, None], (edge, edge)))
+    return _stain(canvas, seam[:, None], (120, 84, 50))
 
 
 def _night(rng: np.random.Generator, edge: int) -> Array:
-    canvas: Array = _flat(edge, (30, 34, 66)) + 8 * _mottle(rng, edge, 6)[..., None]
-    canvas = _blend(canvas, (74, 58, 112), np.clip(_mottle(rng, edge, 5, 2) * 0.5, 0, 0.6))
+    canvas: Array = _column((30, 34, 66)) + 8 * _mottle(rng, edge, 6)
+    canvas = _stain(canvas, np.clip(_mottle(rng, edge, 5, 2) * 0.5, 0, 0.6), (74, 58, 112))
     specks = np.zeros((edge, edge), np.float32)
     count = 260
     specks[rng.integers(0, edge, count), rng.integers(0, edge, count)] = rng.uniform(0.15, 0.7, count)
-    return _blend(canvas, (235, 235, 250), specks)
+    return _stain(canvas, specks, (235, 235, 250))
 
 
 def _stone(rng: np.random.Generator, edge: int) -> Array:
-    canvas: Array = _flat(edge, (172, 172, 174)) + 12 * _mottle(rng, edge, 10, 4)[..., None]
+    canvas: Array = _column((172, 172, 174)) + 12 * _mottle(rng, edge, 10, 4)
     vein = np.clip(1 - np.abs(_mottle(rng, edge, 7, 3)) * 14, 0, 1) * 0.35
-    canvas = _blend(canvas, (222, 220, 216), vein)
-    return canvas + rng.normal(0, 4, (edge, edge, 1)).astype(np.float32)
+    canvas = _stain(canvas, vein, (222, 220, 216))
+    return canvas + rng.normal(0, 4, (edge, edge)).astype(np.float32)
 
 
 def _velvet(rng: np.random.Generator, edge: int) -> Array:
     """Paint the background of recoloured images: dark, shifting colors that no named background has."""
-    return np.stack([70 + 55 * _mottle(rng, edge, 6, 2) for _ in range(3)], axis=-1)
+    return np.stack([70 + 55 * _mottle(rng, edge, 6, 2) for _ in range(3)])
 
 
 PAINTERS = {
@@ -319,8 +308,7 @@ PAINTERS = {
 @lru_cache(maxsize=32)
 def _tile(name: str, size: int) -> Array:
     rng = np.random.Generator(np.random.Philox(zlib.crc32(name.encode())))
-    tile = np.clip(PAINTERS[name](rng, _TILE * size), 0, 255)
-    return np.ascontiguousarray(tile.transpose(2, 0, 1), dtype=np.float32)
+    return np.clip(PAINTERS[name](rng, _TILE * size), 0, 255).astype(np.float32)
 
 
 def cut_background(name: str, size: int, dice: Dice) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -143,7 +142,6 @@ def compose(
     return _spoil(image, dice) if style == "noisy" else image, masks[len(distractors) :]
 
 
-@lru_cache(maxsize=512)
 def _pastel(name: str, step: int) -> tuple[float, float, float]:
     """Return a pastel tone that plain images lack; within an image, objects of one color get one tone."""
     hue = (sum(map(ord, name)) * 0.137 + step / 16) % 1.0
@@ -162,9 +160,8 @@ def _spoil(image: NDArray[np.uint8], dice: Dice) -> NDArray[np.uint8]:
 
 
 def _scene_object(spec: Spec, mask: Mask) -> SceneObject:
-    size = len(mask)
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    center, box = (spec.x * size, spec.y * size), (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)
-    left, top, right, bottom = map(int, box)
+    box = Image.fromarray(mask).getbbox()
+    assert box is not None, "a mask has at least one pixel"
+    center = spec.x * len(mask), spec.y * len(mask)
     names = spec.shape, spec.color, spec.size, spec.texture, spec.orientation, spec.detail
-    return SceneObject(*names, center, (left, top, right, bottom), mask)
+    return SceneObject(*names, center, box, mask)

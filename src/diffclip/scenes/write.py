@@ -75,7 +75,7 @@ def write_scenes(
     val: int = 1_000,
     test: int = 1_000,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
     workers: int = 1,
     distractors: int = 0,
 ) -> bool:
@@ -126,8 +126,7 @@ def write_scenes(
         _write_notes(folder, sets)
         total = sum(job.images for job in jobs)
         for images in map_processes(Job.run, jobs, workers):
-            if progress is not None:
-                progress("images", images, total)
+            progress("images", images, total)
     return True
 
 
@@ -225,12 +224,7 @@ def _attributes(scene: Scene) -> dict[str, object]:
 def write_shard(
     target: Path, drawn: DrawnSet, size: int, seed: int, distractors: int, indices: Iterable[int]
 ) -> None:
-    """Write one shard of a set, a tar of scenes with captions or labels.
-
-    "shapes" and "colours" hold the same images of one object, labeled with its shape (index modulo shapes) or color.
-    "counts" holds scenes labeled with their number of objects (index modulo COUNTS). "segmentation" holds the images
-    of "captions" with the shape of each pixel.
-    """
+    """Write one shard of a set: scenes with captions or labels. The index gives the shape or the number of objects."""
     single = drawn.kind in SINGLE_OBJECTS
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
         for index in indices:
@@ -315,7 +309,12 @@ def write_choices(target: Path, pairs: int, size: int, seed: int) -> None:
 
 
 def write_questions(
-    target: Path, images: int, size: int, seed: int, topic: str = "kinds", progress: Progress | None = None
+    target: Path,
+    images: int,
+    size: int,
+    seed: int,
+    topic: str = "kinds",
+    progress: Progress = lambda what, done, total: None,
 ) -> None:
     """Write a folder with POPE's three question files (JSON lines) and the images that they ask about.
 
@@ -330,8 +329,7 @@ def write_questions(
         for index in question_indices(images, seed):
             scene = question_scene(index, seed, size)
             (temporary / QUESTION_IMAGES / image_name(index)).write_bytes(jpeg(scene.image))
-            if progress is not None:
-                progress("images", 1, images)
+            progress("images", 1, images)
         for negatives in NEGATIVES:
             lines = [json.dumps(item) + "\n" for item in questions(images, negatives, seed, topic)]
             (temporary / f"coco_pope_{negatives}.json").write_text("".join(lines), encoding="utf-8")
