@@ -188,18 +188,15 @@ def write_set(folder: Path, files=FILES, images: str = "val2017") -> dict[str, l
         Image.new("RGB", (8, 8), color).save(image_folder / f"{number:012d}.jpg")
     right = {}
     for index, name in enumerate(files):
-        items, right[name] = {}, []
+        items, right[name] = {}, [n not in (1, index + 1) for n in range(index + 2)]
         for n in range(index + 2):
             caption, negative = f"a {COLORS[n % 3]} thing", f"a {COLORS[(n + 1) % 3]} thing"
-            kind = "tie" if n == index + 1 else "wrong" if n == 1 else "right"
-            captions = {
-                "right": (caption, negative),
-                "wrong": (negative, caption),
-                "tie": (caption, caption),
-            }[kind]
-            fields = dict(zip(("caption", "negative_caption"), captions, strict=True))
-            items[str(2 * n)] = {"filename": f"{n % 3:012d}.jpg", **fields}  # numbers with gaps
-            right[name].append(kind == "right")
+            if n == index + 1:
+                negative = caption
+            elif n == 1:
+                caption, negative = negative, caption
+            fields = {"filename": f"{n % 3:012d}.jpg", "caption": caption, "negative_caption": negative}
+            items[str(2 * n)] = fields  # numbers with gaps
         (folder / f"{name}.json").write_text(json.dumps(items))
     return right
 

@@ -120,9 +120,6 @@ def test_accuracy_without_attack_is_zero_shot_for_any_batch_size(loaded, colors)
     assert model.training
     assert [name for name, value in model.named_parameters() if not value.requires_grad] == ["logit_scale"]
     assert all(value.grad is None for value in model.parameters())
-    assert all(
-        torch.equal(value, loaded.model.state_dict()[name]) for name, value in model.state_dict().items()
-    )
     for key, score in scores.items():
         np.testing.assert_allclose(cut[key].hits, score.hits, atol=1e-4, err_msg=key)
     assert (redrawn["local_lipschitz", 1.0].hits != scores["local_lipschitz", 1.0].hits).any()

@@ -245,7 +245,7 @@ def test_missing_or_binary_file_of_records_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"gone\.jsonl"):
         read_records(tmp_path / "gone.jsonl")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not text"):
+    with pytest.raises(InputError, match="should be UTF-8 text"):
         read_records(tmp_path / "binary.jsonl")
     with pytest.raises(InputError, match=r"holds no results\.jsonl"):
         diffclip.load_records(tmp_path)

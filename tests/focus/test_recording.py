@@ -18,14 +18,8 @@ VARIANTS = ("CLIP", "DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added", "CLIP-gated-reg
 def leftovers(model: CLIP) -> list[object]:
     """List everything that recording could have left on the model."""
     layers = [layer for tower in model.attention_layers().values() for layer in tower]
-    traces: list[object] = [
-        name for layer in layers for name in vars(layer) if name.startswith(("_attend", "attend"))
-    ]
-    for module in model.modules():
-        traces += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        traces += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
-    traces += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return traces
+    traces: list[object] = [layer for layer in layers if "_attend" in vars(layer)]
+    return traces + [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
@@ -113,8 +107,6 @@ def test_correlation_of_equal_opposite_and_constant_maps() -> None:
     for tokens in (17, 197):  # constant but for rounding
         flat = torch.full((1, 1, tokens, tokens), 1 / tokens)
         assert map_correlation(AttentionMaps(flat, flat.clone(), lam)).item() == 0
-    with pytest.raises(ValueError, match="one map"):
-        map_correlation(AttentionMaps(rising, None, None))
 
 
 @pytest.mark.parametrize("tower", ["visual", "text"])

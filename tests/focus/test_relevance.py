@@ -10,7 +10,7 @@ from diffclip import CLIP
 from diffclip.attention import eager
 from diffclip.attention.module import AttentionMaps
 from diffclip.focus.recording import recording
-from diffclip.focus.relevance import gradients, image_logits, image_relevances, text_relevance
+from diffclip.focus.relevance import gradients, image_logits, image_relevances, patch_rows, text_relevance
 
 STEP = 1e-6
 
@@ -91,18 +91,20 @@ def plainly(maps: list[AttentionMaps], found: tuple[Tensor, ...], first: int, sa
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_image_relevance_matches_its_recursion(variant: str, first: int) -> None:
     model, images, texts = tiny(variant), random_images(), directions(3)
-    relevance = image_relevance(model, images, texts, first)
-    assert relevance.shape == (2, 3, 4, 4)
-    assert (relevance >= 0).all()
-    assert (relevance > 0).any()
-    assert not relevance.requires_grad
     with recording(model, "visual", gradients=True) as layer_maps:
         logits = image_logits(model, images, texts)
         text_grads = [gradients(logits[:, text], layer_maps) for text in range(3)]
-    for sample in range(2):
-        for text in range(3):
-            row = plainly(layer_maps, text_grads[text], first, sample)[0, 1:]
-            torch.testing.assert_close(relevance[sample, text].flatten().double(), row, rtol=1e-4, atol=1e-7)
+    last = image_relevance(model, images, texts)
+    assert last.shape == (2, 3, 4, 4)
+    assert (last > 0).any()
+    assert not last.requires_grad
+    for text, grads in enumerate(text_grads):
+        rows = patch_rows(layer_maps[first:], grads[first:], ["relevance"])["relevance"]
+        for sample in range(2):
+            row = plainly(layer_maps, grads, first, sample)[0, 1:]
+            torch.testing.assert_close(rows[sample].double(), row, rtol=1e-4, atol=1e-7)
+        if first == -1:
+            torch.testing.assert_close(last[:, text].flatten(1), rows, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("first", [0, -1])
@@ -206,10 +208,10 @@ def test_grad_eclip_matches_the_papers_formula(variant: str, monkeypatch: pytest
 @pytest.mark.parametrize("variant", ["DiffCLIP-v2", "CLIP-gated-registers"])
 def test_both_methods_at_once_match_each_method_alone(variant: str) -> None:
     model, images, texts = tiny(variant), random_images(), directions(3)
-    both = image_relevances(model, images, texts, 0)
+    both = image_relevances(model, images, texts)
     for method, maps in both.items():
         assert maps.shape == (2, 3, 4, 4)
         assert maps.isfinite().all()
         assert maps.amax() > 0
-        alone = image_relevance(model, images, texts, 0, method=method)
+        alone = image_relevance(model, images, texts, method=method)
         torch.testing.assert_close(maps, alone, rtol=1e-4, atol=1e-7)

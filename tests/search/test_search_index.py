@@ -200,24 +200,20 @@ def test_threads_search_saved_images_and_an_interrupt_keeps_them(index, folder, 
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        (lambda place: (place / "images.jsonl").write_text('{"format": 1}'), "another version"),
-        (lambda place: next(place.glob("*.npy")).write_bytes(b"junk"), "is damaged"),
+        (
+            lambda place: (place / "images.jsonl").write_text('{"image": "a.jpg"}'),
+            "holds other files: choose",
+        ),
+        (lambda place: (place / "images.jsonl").write_text('{"format": 1}'), "another version .*: remove it"),
+        (lambda place: next(place.glob("*.npy")).write_bytes(b"junk"), "is damaged .*: remove that folder"),
         (lambda place: np.save(next(place.glob("*.npy")), np.zeros((3, 4), np.float16)), "12 images, but"),
     ],
 )
-def test_damaged_index_is_refused_with_advice_to_remove_it(index, folder, loaded, damage, line):
+def test_damaged_or_foreign_index_is_refused_with_the_way_out(index, folder, loaded, damage, line):
     index.update()
     damage(index.place)
-    with pytest.raises(InputError, match=line) as caught:
+    with pytest.raises(InputError, match=line):
         ImageIndex(folder, loaded)
-    assert "remove" in str(caught.value)
-
-
-def test_images_jsonl_of_another_program_is_refused(folder, loaded, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "images.jsonl").write_text('{"image": "a.jpg"}\n')
-    with pytest.raises(InputError, match="mine holds other files"):
-        ImageIndex(folder, loaded, tmp_path / "mine")
 
 
 def update(folder, loaded, place, workers):

@@ -68,7 +68,6 @@ def _averages(records: Sequence[Record]) -> list[Record]:
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
     plain = [record for record in records if record.corruption is None and base_of(record.dataset) is None]
     accuracies = [record for record in records if record.task == "zero-shot" and record.metric == "acc1"]
-    bases = [record for record in plain if record.task == "zero-shot" and record.metric == "acc1"]
     panels = {
         panel: [
             record
@@ -77,6 +76,7 @@ def _averages(records: Sequence[Record]) -> list[Record]:
         ]
         for panel, (task, metric) in PANELS.items()
     }
+    bases = panels["zero-shot"]
     panels["zero-shot"] = [record for record in bases if record.dataset == _IMAGENET] or bases
     averages = [
         _mean(parts, SIX_TASKS, panel, AVERAGE, draw)
@@ -103,15 +103,13 @@ def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
     sets: dict[tuple[str, str], dict[int | None, Record]] = {}
     for record in records:
         sets.setdefault((record.dataset, record.split), {})[record.draw] = record
-    draws = {draw for by_draw in sets.values() for draw in by_draw if draw is not None}
+    draws = sorted({draw for by_draw in sets.values() for draw in by_draw if draw is not None})
     if not draws:
         return {None: list(records)} if records else {}
-    shared = [
-        draw for draw in sorted(draws) if all(draw in by_draw or None in by_draw for by_draw in sets.values())
-    ]
     return {
-        draw: [by_draw[draw] if draw in by_draw else by_draw[None] for by_draw in sets.values()]
-        for draw in shared
+        draw: [by_draw[draw if draw in by_draw else None] for by_draw in sets.values()]
+        for draw in draws
+        if all(draw in by_draw or None in by_draw for by_draw in sets.values())
     }
 
 
@@ -153,9 +151,9 @@ def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
         join = sum if same_images else lambda halves: math.hypot(*halves)
         low = value - join([_value(base) - base.low, mean.high - _value(mean)])
         high = value + join([base.high - _value(base), _value(mean) - mean.low])
-    count, protocol = base.count + mean.count, f"{base.dataset} minus the {mean.protocol}"
-    update = {"metric": DROP, "value": value, "low": low, "high": high, "chance": None}
-    return mean.model_copy(update={**update, "count": count, "protocol": protocol})
+    fields = {"metric": DROP, "value": value, "low": low, "high": high, "chance": None}
+    fields |= {"count": base.count + mean.count, "protocol": f"{base.dataset} minus the {mean.protocol}"}
+    return mean.model_copy(update=fields)
 
 
 def _value(record: Record) -> float:

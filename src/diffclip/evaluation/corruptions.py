@@ -18,7 +18,6 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from diffclip.data.images import to_rgb
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 
@@ -68,12 +67,11 @@ def parameter(name: str, severity: int, size: int) -> float:
 
 
 def corrupt(image: Image.Image, name: str, severity: int) -> Image.Image:
-    """Return the corrupted image, RGB of the same size.
+    """Return the corrupted image of an RGB image, in the same size.
 
     The noise depends on the image's own pixels alone, so it is the same in any order, batch or process; its pattern is
     the same in all severities.
     """
-    image = to_rgb(image)
     value = parameter(name, severity, min(image.size))
     if name == "blur":
         return image.filter(ImageFilter.GaussianBlur(value))
@@ -97,7 +95,6 @@ class CorruptedTransform(EvalTransform):
 
     def __init__(self, crop: EvalTransform, name: str, severity: int) -> None:
         super().__init__(crop.image_size, crop.preprocess)
-        parameter(name, severity, crop.image_size)
         self.name, self.severity = name, severity
 
     def pixels(self, image: Image.Image) -> Tensor:

@@ -17,10 +17,9 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
 from diffclip.data.transforms import EvalTransform, Transform
 from diffclip.data.workers import Progress
-from diffclip.errors import InputError, NotFiniteError
+from diffclip.errors import NotFiniteError
 from diffclip.model import CLIP
-
-Tokenizer = Callable[[list[str]], Tensor]
+from diffclip.tokenizer import Tokenizer
 
 
 @contextmanager
@@ -118,10 +117,7 @@ def build_classifier(
 
 def fill_template(template: str, name: str) -> str:
     """Put the class name in place of `{c}` (or `{}`); other braces in template and name stay."""
-    for placeholder in ("{c}", "{}"):
-        if placeholder in template:
-            return template.replace(placeholder, name)
-    raise InputError(f"template {template!r} has no place for the class name: write {{c}} where it goes")
+    return template.replace("{c}" if "{c}" in template else "{}", name)
 
 
 AnySet = TypeVar("AnySet", bound=EvaluationSet)
@@ -168,13 +164,15 @@ class Setting(Generic[AnySet]):
             if self.progress:
                 self.progress(kind, len(batch.positions), len(self.data))
 
-    def image_features(self) -> tuple[Tensor, list[int]]:
-        """Embed the images that can be read, [n, D], and return the position of each in the set."""
+    def image_features(
+        self, encode: Callable[[CLIP, Tensor], Tensor] = embed_images, kind: str = "images"
+    ) -> tuple[Tensor, list[int]]:
+        """Encode the images that can be read, [n, D], and return the position of each in the set."""
         features: list[Tensor] = []
         positions: list[int] = []
         with evaluation_mode(self.model):
-            for batch in self.batches():
-                features.append(embed_images(self.model, batch.images))
+            for batch in self.batches(kind=kind):
+                features.append(encode(self.model, batch.images))
                 positions += batch.positions
             return check_embeddings(torch.cat(features), "images"), positions
 

@@ -18,8 +18,9 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
 from diffclip.errors import Fault, InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
-from diffclip.evaluation.embed import Setting, check_embeddings, evaluation_mode
+from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.suite import TRAIN
+from diffclip.model import CLIP
 
 METHOD = "class token before the projection"
 
@@ -70,7 +71,7 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
             f"{data.name}: {data.split} and {setting.data.split} have different classes: "
             "use shards or files for both"
         )
-    model, transform = setting.model, setting.preprocess
+    transform = setting.preprocess
     if isinstance(transform, CorruptedTransform):
         raise InputError(
             "corruptions shift test images, and this task learns from clean ones: "
@@ -78,20 +79,19 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
         )
     key = (*data.identity.values(), str(transform.identity))
     if key not in setting.features:
-        values: list[Tensor] = []
-        labels: list[int] = []
-        with evaluation_mode(model):
-            for batch in replace(setting, data=data).batches(kind=f"{data.split} images"):
-                images = batch.images.to(model.logit_scale, non_blocking=True)
-                values.append(model.visual(images).float().cpu())
-                labels += [data.labels[position] for position in batch.positions]
+        values, positions = replace(setting, data=data).image_features(_class_tokens, f"{data.split} images")
+        labels = torch.tensor([data.labels[position] for position in positions])
         # a clone, because tensors of inference mode cannot be trained on
-        joined = check_embeddings(torch.cat(values), "images").clone()
-        features = Features(f"{data.name}/{data.split}", joined, torch.tensor(labels))
+        features = Features(f"{data.name}/{data.split}", values.clone(), labels)
         setting.features[key] = features, list(data.faults)
     cached: tuple[Features, list[Fault]] = setting.features[key]
     setting.data.faults = list(dict.fromkeys(setting.data.faults + cached[1]))
     return cached[0]
+
+
+def _class_tokens(model: CLIP, images: Tensor) -> Tensor:
+    tokens: Tensor = model.visual(images.to(model.logit_scale, non_blocking=True))
+    return tokens.float().cpu()
 
 
 @contextmanager

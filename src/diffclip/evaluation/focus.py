@@ -144,16 +144,15 @@ def other_text(text: str, own_texts: Sequence[str], set_texts: Sequence[str]) ->
 def _last_layer(model: CLIP, images: Tensor, texts: Tensor, contrast: Tensor | None) -> dict[str, Tensor]:
     """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for `texts`, some minus `contrast`; both [B, T, D]."""
     all_texts = texts if contrast is None else torch.cat([texts, contrast], dim=1)
-    relevances = image_relevances(model, images, all_texts)
-    relevances = {name: values.flatten(2).cpu() for name, values in relevances.items()}
+    relevance, grad_eclip = image_relevances(model, images, all_texts).values()
+    in_graph = image_relevances(model, images, texts, norm="graph", methods=["relevance"])["relevance"]
     count = texts.shape[1]
     maps = {}
-    prefixes = {"relevance": "", "grad-eclip": "grad-eclip, "} if contrast is not None else {}
-    for name, prefix in prefixes.items():
-        maps[f"{prefix}{OWN_MINUS_OTHER}"] = relevances[name][:, :count] - relevances[name][:, count:]
-    graph = image_relevances(model, images, texts, norm="graph", methods=["relevance"])["relevance"]
-    maps |= {IN_GRAPH: graph.flatten(2).cpu(), "grad-eclip": relevances["grad-eclip"][:, :count]}
-    return {name: values.flatten(0, 1) for name, values in maps.items()}
+    if contrast is not None:
+        maps[OWN_MINUS_OTHER] = relevance[:, :count] - relevance[:, count:]
+        maps[f"grad-eclip, {OWN_MINUS_OTHER}"] = grad_eclip[:, :count] - grad_eclip[:, count:]
+    maps |= {IN_GRAPH: in_graph, "grad-eclip": grad_eclip[:, :count]}
+    return {name: values.flatten(2).flatten(0, 1).cpu() for name, values in maps.items()}
 
 
 def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> dict[Place, Tensor]:

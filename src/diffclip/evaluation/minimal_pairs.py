@@ -26,7 +26,7 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
 from diffclip.data.published_files import ChoiceSet
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
-from diffclip.errors import InputError, unknown_name
+from diffclip.errors import InputError, explain_errors, unknown_name
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.scores import Score, class_mean_score, mean_score, with_facts
 
@@ -125,11 +125,11 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
 
 def _read_rows(file: Path) -> tuple[list[str], list[str], list[list[str]]]:
     """Read the path of the image, the pattern and the statement of each row."""
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as handle:
-            fields = [[(row.get(name) or "").strip() for name in COLUMNS] for row in csv.DictReader(handle)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {file} ({error}): save it as CSV in UTF-8") from error
+    with (
+        explain_errors(f"cannot read {file}", "save it as CSV in UTF-8"),
+        file.open(newline="", encoding="utf-8-sig") as handle,
+    ):
+        fields = [[(row.get(name) or "").strip() for name in COLUMNS] for row in csv.DictReader(handle)]
     for row, (number, kind, statement) in enumerate(fields, 1):
         if not (number.isdecimal() and kind and statement):
             raise InputError(f"{file}, row {row} is not a number, a pattern and a statement: write {COLUMNS}")

@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from diffclip.config import explain
 from diffclip.errors import InputError, require_group
-from diffclip.files import write_text
+from diffclip.files import read_text, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RESULTS_FILE = "results.jsonl"
-Kind = TypeVar("Kind", bound=BaseModel)
+Line = TypeVar("Line", bound=BaseModel)
 
 
 class Record(BaseModel):
@@ -111,15 +111,10 @@ def read_records(path: str | Path) -> list[Record]:
     Raises:
         InputError: the file cannot be read, or a line is not a record (with file, line and field).
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(f"cannot read records from {path}: {reason}") from error
-    return parse_lines(lines, Record, path, "record")
+    return parse_lines(read_text(Path(path)).split("\n"), Record, path, "record")
 
 
-def parse_lines(lines: Iterable[str], kind: type[Kind], path: str | Path, noun: str) -> list[Kind]:
+def parse_lines(lines: Iterable[str], kind: type[Line], path: str | Path, noun: str) -> list[Line]:
     """Parse JSON lines and skip empty ones; raise `InputError` with line and field if a line is not a `noun`."""
     parsed = []
     for number, line in enumerate(lines, 1):

@@ -169,9 +169,8 @@ class Sets:
         if key not in self._opened:
             if entry.dataset in BUILT_IN:
                 draw_built_in()
-            split, *rest = entry.splits
-            if rest and not has_split(entry.dataset, split, self.root):
-                split = next((name for name in rest if has_split(entry.dataset, name, self.root)), split)
+            present = (split for split in entry.splits if has_split(entry.dataset, split, self.root))
+            split = next(present, entry.splits[0])
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
         # a copy, so that tasks do not share their lists of broken images
         return replace(self._opened[key], faults=list(self._opened[key].faults))
@@ -217,12 +216,19 @@ def run_entries(
     for entry in entries:
         for draw in draws:
             try:
-                setting = replace(
-                    _setting_of(loaded, entry, sets.open(entry), prompt),
-                    draw=draw,
+                setting = Setting(
+                    model=loaded.model,
+                    preprocess=_transform_of(loaded, entry),
+                    tokenizer=loaded.tokenizer,
+                    data=sets.open(entry),
                     batch_size=batch_size,
                     workers=workers,
                     progress=progress(entry) if progress else None,
+                    draw=draw,
+                    prompt=prompt or entry.prompt,
+                    words={} if prompt else dict(entry.words),
+                    init=loaded.init or "matched",
+                    templates=entry.templates,
                     features=features,
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
@@ -234,23 +240,14 @@ def run_entries(
                 break
 
 
-def _setting_of(loaded: Loaded, entry: Entry, data: EvaluationSet, prompt: str | None) -> Setting[Any]:
-    """Combine a model with an entry and its set; `prompt` replaces the entry's own prompt and words."""
+def _transform_of(loaded: Loaded, entry: Entry) -> EvalTransform:
+    """Return the model's preparation of images, with the entry's interpolation and corruption."""
     transform = loaded.preprocess
     if entry.interpolation is not None:
         transform = _replace_fields(transform, interpolation=entry.interpolation)
     if entry.corruption is not None:
         transform = CorruptedTransform(transform, entry.corruption, entry.severity)
-    return Setting(
-        model=loaded.model,
-        preprocess=transform,
-        tokenizer=loaded.tokenizer,
-        data=data,
-        prompt=prompt or entry.prompt,
-        words={} if prompt else dict(entry.words),
-        init=loaded.init or "matched",
-        templates=entry.templates,
-    )
+    return transform
 
 
 def _measure(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffclip.evaluation.metrics import NOT_ASKED, chance_at, hits_at, mean_per_class
+from diffclip.evaluation.metrics import chance_at, hits_at, mean_per_class
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.statistics import SHARE, Bounds, class_mean_interval, mean_interval, mean_intervals
 
@@ -62,7 +62,7 @@ def mean_score(
 
 def recall_score(metric: str, ranks: Tensor, k: int, chance: float, clusters: Tensor | None = None) -> Score:
     """Score the share of the items with rank below `k`; `clusters` [n] as in `mean_score`."""
-    groups = None if clusters is None else clusters[ranks != NOT_ASKED].numpy()
+    groups = None if clusters is None else clusters.numpy()
     return mean_score(metric, hits_at(ranks, k).numpy(), chance, groups)
 
 

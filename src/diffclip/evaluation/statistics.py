@@ -211,7 +211,8 @@ def compare_arms(
     rows = []
     for model, against in contrasts:
         treated, baseline = table.reindex([model, against]).dropna(axis=1).to_numpy()
-        row: dict[str, Any] = {"model": model, "against": against, "seeds": len(treated)}
+        row: dict[str, Any] = {"model": model, "against": against, "primary": (model, against) == primary}
+        row["seeds"] = len(treated)
         row["difference"] = float((treated - baseline).mean()) if len(treated) else math.nan
         row |= dict.fromkeys(_TESTS, math.nan)
         if len(treated) > 1 and fit is not None:
@@ -227,7 +228,6 @@ def compare_arms(
                 row["p_equivalent"] = float(stats.t.sf((margin - abs(difference)) / error, df))
                 row["detectable"] = detectable_difference(error, df)
         rows.append(row)
-        row["primary"] = (model, against) == primary
     return with_verdicts(pd.DataFrame(rows))
 
 

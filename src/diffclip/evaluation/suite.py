@@ -35,7 +35,6 @@ SLIP_TEMPLATES = (
 )
 """The templates of SLIP's evaluation during training (facebookresearch/SLIP, `templates.json`)."""
 
-_SEVERITY = 3  # the middle one
 _NINE = ("caltech101", "dtd", "pets", "flowers", "sun397", "fgvc_aircraft", "cifar10", "cifar100", "food101")
 _SHIFTS = ("imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch")
 
@@ -56,7 +55,7 @@ class Entry:
     dataset: str
     splits: tuple[str, ...] = ("test",)
     corruption: str | None = None
-    severity: int = _SEVERITY
+    severity: int = 3
     interpolation: str | None = None
     templates: tuple[str, ...] | None = None
     prompt: str | None = None

@@ -74,10 +74,8 @@ def map_correlation(maps: AttentionMaps) -> Tensor:
     """Compute Pearson's correlation of A1 and A2 in the class token's row, over the patches: [B, H].
 
     Near 1, both maps look at the same patches, and the difference cancels what they share. A constant map gives 0.
-    A plain layer has one map and raises `ValueError`.
     """
-    if maps.second is None:
-        raise ValueError("a plain layer has one map")
+    assert maps.second is not None, "a plain layer has one map"
     return _pearson(patch_part(maps.first[:, :, 0]), patch_part(maps.second[:, :, 0]))
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 STRONGEST = 10  # number of patches that `top` and `background` look at
-_MOSTLY = 0.5
 
 
 def auroc(scores: Tensor, coverage: Tensor) -> Tensor:
@@ -70,16 +69,16 @@ def class_token_share(rows: Tensor) -> Tensor:
     return _shares(rows.abs())[..., 0]
 
 
-def top(scores: Tensor, count: int = STRONGEST) -> Tensor:
-    """The share of |scores| on the `count` strongest patches (on all if there are fewer), [...]."""
+def top(scores: Tensor) -> Tensor:
+    """The share of |scores| on the ten strongest patches (on all if there are fewer), [...]."""
     shares = _shares(scores.abs())
-    return shares.topk(min(count, shares.shape[-1])).values.sum(-1)
+    return shares.topk(min(STRONGEST, shares.shape[-1])).values.sum(-1)
 
 
-def background(scores: Tensor, coverage: Tensor, count: int = STRONGEST) -> Tensor:
-    """The share of |scores| on the `count` strongest of the patches that the object covers by less than half, [...]."""
-    shares = _shares(scores.abs()) * (coverage < _MOSTLY)
-    return shares.topk(min(count, shares.shape[-1])).values.sum(-1)
+def background(scores: Tensor, coverage: Tensor) -> Tensor:
+    """The share of |scores| on the ten strongest of the patches that the object covers by less than half, [...]."""
+    shares = _shares(scores.abs()) * (coverage < 0.5)
+    return shares.topk(min(STRONGEST, shares.shape[-1])).values.sum(-1)
 
 
 def center_prior(side: int) -> Tensor:

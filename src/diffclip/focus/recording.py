@@ -60,12 +60,9 @@ def images_at_once(model: CLIP, first_layer: int = 0) -> int:
     """Compute the number of images whose maps from `first_layer` on, with gradients, fit into about 2 GiB."""
     vision = model.config.vision
     tokens = (vision.image_size // vision.patch_size) ** 2 + 1 + vision.registers
+    layers = vision.layers - first_layer % vision.layers
     # four maps per head, and the activations that a block of this width keeps for its gradients
-    numbers = (
-        (vision.layers - first_layer % vision.layers)
-        * tokens
-        * (4 * vision.heads * tokens + 20 * vision.width)
-    )
+    numbers = layers * tokens * (4 * vision.heads * tokens + 20 * vision.width)
     return max(1, _MEMORY // (4 * numbers))
 
 

@@ -35,19 +35,17 @@ def image_relevances(
     model: CLIP,
     images: Tensor,
     texts: Tensor,
-    first_layer: int = -1,
     norm: Norm = "detached",
     methods: Sequence[str] = ("relevance", "grad-eclip"),
 ) -> dict[str, Tensor]:
-    """Compute the relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
+    """Compute the relevance of each patch for each text in the last layer, by each of `methods`: ≥ 0, [B, T, h, w].
 
     Args:
         images: [B, 3, S, S] as the model takes them.
         texts: unit-length text features: [T, D] for all images, or [B, T, D] if each image has its own.
-        first_layer: the first layer that counts: −1, as in the papers, for the last layer alone, 0 for all layers.
         norm: the rule for gradients through a head norm, see `Norm`.
     """
-    with recording(model, "visual", first_layer, gradients=True, norm=norm) as layer_maps:
+    with recording(model, "visual", -1, gradients=True, norm=norm) as layer_maps:
         logits = image_logits(model, images, texts)
         rows = [patch_rows(layer_maps, gradients(logit, layer_maps), methods) for logit in logits.unbind(1)]
     return {name: as_patches(torch.stack([row[name] for row in rows], dim=1)) for name in methods}
@@ -63,7 +61,7 @@ def patch_rows(
     patches = positions >= tokens - patch_part(positions).shape[-1]
     class_tokens = torch.zeros(len(grads[0]), dtype=torch.int64, device=grads[0].device)
     return {
-        name: patch_part(METHODS[name](maps, grads, class_tokens, patches.expand(len(grads[0]), -1), head))
+        name: patch_part(_METHODS[name](maps, grads, class_tokens, patches.expand(len(grads[0]), -1), head))
         for name in methods
     }
 
@@ -86,7 +84,7 @@ def text_relevance(
     Args:
         tokens: ids [T, L], each text with its start and end token.
         images: unit-length image features [I, D].
-        first_layer: as in `image_relevances`.
+        first_layer: the first layer that counts: −1, as in the papers, for the last layer alone, 0 for all layers.
     """
     ends = tokens.argmax(-1)
     positions = torch.arange(tokens.shape[1], device=tokens.device)
@@ -94,7 +92,7 @@ def text_relevance(
         features = model.encode_text(tokens, normalize=True)
         logits = model.logit_scale.detach().exp() * features @ _usable(images.detach()).to(features.dtype).T
         rows = [
-            METHODS[method](layer_maps, gradients(logit, layer_maps), ends, positions <= ends[:, None], None)
+            _METHODS[method](layer_maps, gradients(logit, layer_maps), ends, positions <= ends[:, None], None)
             for logit in logits.unbind(1)
         ]
     inside = (positions > 0) & (positions < ends[:, None])
@@ -183,7 +181,7 @@ def _cosine(products: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
     return products / norms.clamp_min(1e-12)[:, None]
 
 
-METHODS: dict[str, Explain] = {"relevance": relevance_of, "grad-eclip": grad_eclip_of}
+_METHODS: dict[str, Explain] = {"relevance": relevance_of, "grad-eclip": grad_eclip_of}
 """The methods by name. Arguments: the maps [B, H, N, N] of some layers, the gradients of y with respect to them, the
 token to explain [B], the tokens that may explain it [B, N] and a head (None: all). Result: [B, N] ≥ 0."""
 

@@ -17,6 +17,7 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,6 @@ class ImageIndex:
         The index is saved every few seconds, so that the next update continues from there if this one is stopped.
 
         Args:
-            progress: called with "images", the number done since the last call, and the total.
-            batch_size: images per batch.
             workers: processes that read images ahead; 0 reads in this process.
 
         Raises:
@@ -185,8 +184,10 @@ class ImageIndex:
         self, images: list[ImageFile], vectors: list[NDArray[np.float16]], faulty: list[ImageFile]
     ) -> NDArray[np.float16]:
         """Write the index, let searches see it, and return its vectors [N, D] in one array."""
-        contents = Contents(list(images), np.concatenate(vectors), list(faulty), self._contents.name)
-        self._contents = _write_index(self.place, self._about, contents)
+        name = f"vectors-{uuid.uuid4().hex[:8]}.npy"
+        contents = Contents(list(images), np.concatenate(vectors), list(faulty), name)
+        _write_index(self.place, self._about, contents, self._contents.name)
+        self._contents = contents
         return contents.vectors
 
     def search_text(self, text: str, top: int) -> list[Hit]:
@@ -320,22 +321,21 @@ def _read_files(place: Path, about: dict[str, Any]) -> Contents:
     return Contents(image_files, vectors, [file for file in files if file.fault], header["vectors"])
 
 
-def _write_index(place: Path, about: dict[str, Any], contents: Contents) -> Contents:
-    """Write an index to the folder `place`, whole or not at all; then remove the file of vectors that it replaces."""
-    name = f"vectors-{uuid.uuid4().hex[:8]}.npy"
-    with write_atomically(place / name) as temporary, temporary.open("wb") as handle:
+def _write_index(place: Path, about: dict[str, Any], contents: Contents, replaced: str) -> None:
+    """Write an index to the folder `place`, whole or not at all; then remove `replaced`, its file of vectors before."""
+    with write_atomically(place / contents.name) as temporary, temporary.open("wb") as handle:
         np.save(handle, contents.vectors)
     with write_atomically(place / NAME) as temporary, temporary.open("w", encoding="utf-8") as handle:
-        handle.write(json.dumps({"format": _FORMAT, **about, "vectors": name}) + "\n")
+        handle.write(json.dumps({"format": _FORMAT, **about, "vectors": contents.name}) + "\n")
         for image in (*contents.images, *contents.faulty):
             fields = {key: value for key, value in vars(image).items() if value != ""}
             handle.write(json.dumps(fields) + "\n")
     with explain_disk_errors(place):
         for file in place.iterdir():
-            is_old = _is_part(file) and time.time() - file.stat().st_mtime > _ABANDONED
-            if file.name == contents.name or (is_old and file.name != name):
-                file.unlink(missing_ok=True)
-    return replace(contents, name=name)
+            with suppress(FileNotFoundError):  # another process has removed or renamed it meanwhile
+                is_old = _is_part(file) and time.time() - file.stat().st_mtime > _ABANDONED
+                if file.name == replaced or (is_old and file.name != contents.name):
+                    file.unlink()
 
 
 def _is_part(file: Path) -> bool:
