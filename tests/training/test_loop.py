@@ -156,12 +156,8 @@ def test_a_stopped_and_killed_run_resumes_to_identical_results(recipe, tmp_path)
     assert next(files).read_bytes() == next(files).read_bytes()
 
 
-def copied(run: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(run, tmp_path / "copy", symlinks=True)
-
-
 def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(finished, recipe, tmp_path) -> None:
-    run = copied(finished, tmp_path)
+    run = shutil.copytree(finished, tmp_path / "copy", symlinks=True)
     (run / "checkpoints" / "last").unlink()
     with pytest.raises(InputError, match="holds a run already: add --resume"):
         runner.train(recipe, run)
@@ -169,6 +165,12 @@ def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(finished, r
         runner.train(changed(recipe, lr=2e-3), run, resume=True)
     before = (run / "metrics.jsonl").read_text()
     assert runner.train(changed(recipe, checkpoint_every=4), run, resume=True).progress.step == 15
+    assert (run / "metrics.jsonl").read_text() == before
+    shutil.rmtree(run / "checkpoints")
+    (run / "about.json").unlink()
+    (run / "recipe.yaml").write_text("language_model: tiny\n")  # as in a run of `diffclip vlm train`
+    with pytest.raises(InputError, match="has a language model: use `diffclip vlm train`"):
+        runner.train(recipe, run)
     assert (run / "metrics.jsonl").read_text() == before
 
 
@@ -357,7 +359,7 @@ def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
     recipe: Recipe, scenes: Path, tmp_path: Path
 ) -> None:
     run, train = tmp_path / "run", shutil.copytree(scenes / "train", tmp_path / "train")
-    data = {"train": str(train)}
+    data = {"train": {"shards": str(train)}}
     runner.train(changed(recipe, epochs=1, data=data), run)
     shutil.copy(next(train.glob("*.tar")), train / "more.tar")
     with pytest.raises(InputError, match=r"shards are not those that its checkpoint saw.*weights=") as error:
@@ -365,15 +367,15 @@ def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
     assert "\n" not in str(error.value)
     assert read_recipe(run / "recipe.yaml").epochs == 1  # the refused call left it as it was
     # retrieval among more images scores lower
-    val = {"val": str(scenes / "train")}
-    assert runner.train(changed(recipe, epochs=2, data=val), run, resume=True).progress.step == 10
+    data = {"train": {"shards": str(scenes / "train")}, "val": str(scenes / "train")}
+    assert runner.train(changed(recipe, epochs=2, data=data), run, resume=True).progress.step == 10
     before, now = read_lines(run / "validation.jsonl")
     assert before["score"] > now["score"]
     assert read_state(run / "checkpoints" / "best").step == 10
 
 
 def test_more_epochs_extend_a_run_and_fewer_are_refused(finished, recipe, tmp_path, capsys) -> None:
-    run = copied(finished, tmp_path)
+    run = shutil.copytree(finished, tmp_path / "copy", symlinks=True)
     assert runner.train(changed(recipe, epochs=4), run, resume=True).progress.step == 20
     assert [record["step"] for record in read_lines(run / "metrics.jsonl")] == list(range(1, 21))
     with pytest.raises(InputError, match="was started with epochs=4, not 3"):

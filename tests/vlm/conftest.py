@@ -11,6 +11,9 @@ import pytest
 from tiny_vlm import make_clip, make_language_model, make_tokenizer, make_vision
 
 import diffclip
+from diffclip.integrations.transformers import image_processor_of
+from diffclip.vlm.files import save_vlm
+from diffclip.vlm.llava import connect
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,8 +35,6 @@ def tiny_clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def parts() -> tuple[Any, Any, Any, Any]:
     """Vision tower, language model, tokenizer and image processor."""
-    from diffclip.integrations.transformers import image_processor_of
-
     tokenizer = make_tokenizer()
     return make_vision(), make_language_model(tokenizer), tokenizer, image_processor_of(make_clip().config)
 
@@ -50,16 +51,12 @@ def tiny_language_folder(tmp_path_factory: pytest.TempPathFactory, parts: Any) -
 @pytest.fixture(scope="session")
 def tiny_vlm(parts: Any) -> tuple[Any, Any]:
     """(model, processor): the tower and the language model behind a linear connector."""
-    from diffclip.vlm.llava import connect
-
     return connect(*parts, "linear")
 
 
 @pytest.fixture(scope="session")
 def saved(tiny_vlm: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The connected model in a folder `model`, as in a run of stage 1."""
-    from diffclip.vlm.files import save_vlm
-
     folder = tmp_path_factory.mktemp("saved") / "model"
     save_vlm(*tiny_vlm, folder)
     return folder

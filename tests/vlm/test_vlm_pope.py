@@ -18,6 +18,7 @@ from diffclip.evaluation.scores import Score
 from diffclip.evaluation.statistics import mean_interval
 from diffclip.scenes.write import write_questions
 from diffclip.vlm import chat
+from diffclip.vlm.files import save_vlm
 from diffclip.vlm.llava import connect
 from diffclip.vlm.pope import (
     METRICS,
@@ -147,8 +148,6 @@ def test_bad_question_files_raise_one_line_errors(tmp_path: Path, text: str | No
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, tiny_vlm: tuple[Any, Any], parts: Any) -> tuple[Path, Path]:
     """A CLIP in a run of seed 7, and a saved DiffCLIP of the same size."""
-    from diffclip.vlm.files import save_vlm
-
     folder = tmp_path_factory.mktemp("vlm")
     save_vlm(*tiny_vlm, folder / "DiffCLIP")
     plain = connect(make_vision("softmax", seed=1), *parts[1:])

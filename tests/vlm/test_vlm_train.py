@@ -15,11 +15,14 @@ import yaml
 from safetensors.torch import load_file
 from tiny_vlm import stopped_after_a_save, write_conversations
 
+from diffclip.cli.console import show_progress
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.records import read_records
+from diffclip.vlm.demo import DemoSettings, run_vlm_demo
 from diffclip.vlm.files import load_vlm
+from diffclip.vlm.language_model import LanguageSettings
 from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe
-from diffclip.vlm.run_folder import checkpoints
+from diffclip.vlm.run_folder import check_run, checkpoints
 from diffclip.vlm.train import train_stage
 
 Read = Callable[..., VLMRecipe]
@@ -188,6 +191,8 @@ def test_train_errors_are_one_line(read: Read, tmp_path: Path, file: Path, first
     assert "3.png" in error_of(1, f"stage1.images={tmp_path / 'images'}", "workers=1", run="broken")
     assert "step 2: " in error_of(1, "stage1.lr=1e38", "stage1.warmup_ratio=0", run="far")
     # a run that ended before its first checkpoint can be restarted, here with other images
+    (tmp_path / "broken" / ".0123abcd.tmp").touch()  # from a process killed while it wrote its recipe
+    check_run(read().only(1), tmp_path / "broken", resume=False)
     assert train_stage(read(), 1, tmp_path / "broken", resume=True) == 3
     assert read_vlm_recipe(tmp_path / "broken" / "recipe.yaml").stage(1).images == str(file.parent / "images")
 
@@ -259,10 +264,6 @@ PARTS = (
 
 @pytest.mark.slow(minutes=1)
 def test_the_demo_makes_and_evaluates_everything_once(tmp_path: Path) -> None:
-    from diffclip.cli.console import show_progress
-    from diffclip.vlm.demo import DemoSettings, run_vlm_demo
-    from diffclip.vlm.language_model import LanguageSettings
-
     settings = DemoSettings(
         *(64, 16, 12, 6, 24, 1),
         language=LanguageSettings(32, 1, 2, first_steps=2, steps=4, batch_size=4),

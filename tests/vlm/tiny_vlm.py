@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 import diffclip
+from diffclip.errors import StoppedError
+from diffclip.integrations.transformers import vision_from_diffclip
+from diffclip.vlm.trainer import Reporter
 
 # the tower's images: 16 × 16 in patches of 8, so 4 patches an image
 IMAGE_SIZE, PATCH_SIZE, PATCHES = 16, 8, 4
@@ -40,17 +46,11 @@ def make_clip(attention: str = "differential", layers: int = 2, seed: int = 0) -
 
 def make_vision(attention: str = "differential", layers: int = 2, seed: int = 0) -> Any:
     """The DiffCLIPVisionModel of `make_clip`."""
-    from diffclip.integrations.transformers import vision_from_diffclip
-
     return vision_from_diffclip(make_clip(attention, layers, seed)).eval()
 
 
 def make_tokenizer(special: tuple[str, ...] = SPECIAL) -> Any:
     """Make a tokenizer like Qwen2.5's (class, pre-tokenizer, special tokens) with a small vocabulary."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import AddedToken, Qwen2Tokenizer
-    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
-
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")
@@ -72,8 +72,6 @@ def make_tokenizer(special: tuple[str, ...] = SPECIAL) -> Any:
 
 def make_language_model(tokenizer: Any, seed: int = 0, **sizes: Any) -> Any:
     """A Qwen2 of a few thousand weights."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     fields = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64}
     fields |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
     fields |= {"max_position_embeddings": 512, "tie_word_embeddings": True, "bos_token_id": None}
@@ -85,9 +83,6 @@ def make_language_model(tokenizer: Any, seed: int = 0, **sizes: Any) -> Any:
 @contextmanager
 def stopped_after_a_save() -> Iterator[None]:
     """Send SIGTERM to the training in this block after it saves a checkpoint, and check that it stops."""
-    from diffclip.errors import StoppedError
-    from diffclip.vlm.trainer import Reporter
-
     on_save = Reporter.on_save
 
     def save_and_stop(*arguments: Any, **more: Any) -> None:

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,7 +37,6 @@ from diffclip.model_source import load_with_origin
 from diffclip.scenes.write import draw_built_in, write_scenes
 from diffclip.study.place import SCENES, Place, entries_of
 from diffclip.study.plan import (
-    GROUPS,
     Planned,
     choose,
     grid_runs,
@@ -50,7 +49,7 @@ from diffclip.study.recipe import Group, Study
 from diffclip.study.results import StudyFolder, describe_run, read_timing
 from diffclip.study.timing import time_arms
 from diffclip.training.launch import Hardware, StopRequest, die_with_parent
-from diffclip.training.logging import duration
+from diffclip.training.logging import duration, format_error
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.run import train
 from diffclip.training.run_folder import is_started
@@ -79,10 +78,7 @@ class Ended(NamedTuple):
 
 
 class Worker:
-    """Run `work(*arguments)` in a process that prints to the file `log`. `work` must be a module-level function.
-
-    `connection` becomes ready when the process ends.
-    """
+    """Run `work(*arguments)` in a process that prints to the file `log`. `work` must be a module-level function."""
 
     def __init__(self, log: Path, threads: int, work: Callable[..., object], *arguments: object) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -97,12 +93,10 @@ class Worker:
 
     def join(self) -> Ended:
         """Wait for the end of the process, and return how it ended."""
-        try:
-            ended: Ended | None = self.connection.recv()
-        except (EOFError, OSError):
-            ended = None
+        ended: Ended | None = None
+        with self.connection, suppress(EOFError, OSError):
+            ended = self.connection.recv()
         self.process.join()
-        self.connection.close()
         reason = f"its process died (exit code {self.process.exitcode}): was memory short?"
         return ended or Ended(code=1, line=reason)
 
@@ -130,8 +124,7 @@ def _work(
         ended = Ended(code=_STOPPED)
     except Exception as error:
         traceback.print_exc()
-        message = f"{error}" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: {error}"
-        ended = Ended(code=getattr(error, "exit_code", 1), line=" ".join(message.split()))
+        ended = Ended(code=getattr(error, "exit_code", 1), line=format_error(error))
     sys.stdout.flush()
     connection.send(ended)
 
@@ -172,18 +165,13 @@ class Tally:
     signal: int = 0
     out_of_time: bool = False
 
-    @property
-    def is_stopped(self) -> bool:
-        """True if the study was stopped before its end."""
-        return bool(self.signal) or self.out_of_time
-
 
 def run_study(
     study: Study,
     place: Place,
     say: Callable[[str], None],
-    groups: Collection[Group] = GROUPS,
-    seconds: float | None = None,
+    groups: Collection[Group],
+    seconds: float | None,
 ) -> Tally:
     """Time a step of every arm, then do the runs of `groups` that are not finished.
 
@@ -243,9 +231,9 @@ class _Grid:
 
     def run_groups(self, groups: Collection[Group]) -> Tally:
         """Do the sweep if it is wanted, then the runs with the settings that it chose."""
-        study, lines = self.study, self.folder.runs
+        study, lines, tally = self.study, self.folder.runs, self.tally
         self.wanted = plan(study, lines, groups)[0]
-        self.tally.total = len(self.wanted)
+        tally.total = len(self.wanted)
         if not self.stop.asked and not all(run.is_finished(lines) for run in self.wanted):
             try:
                 self._draw(groups)
@@ -254,13 +242,12 @@ class _Grid:
                     raise
         sweep = sweep_runs(study) if "sweep" in groups else []
         self._run_side_by_side(sweep)
-        if set(groups) == {"sweep"} or self.tally.failures or self.tally.is_stopped:
-            return self.tally
+        if set(groups) == {"sweep"} or tally.failures or tally.signal or tally.out_of_time:
+            return tally
         rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
         self.wanted = [*sweep, *rest]
-        self.tally.total = len(self.wanted)
         self._run_side_by_side(rest)
-        return self.tally
+        return tally
 
     def _draw(self, groups: Collection[Group]) -> None:
         """Draw the scenes to train on and the built-in sets, before several runs need them at the same time."""
@@ -296,10 +283,10 @@ class _Grid:
 
     def _is_stopped(self) -> bool:
         """Tell whether the study must stop, and note the reason in the tally: a signal, or the end of its time."""
-        if not self.tally.is_stopped:
-            self.tally.signal = self.stop.asked
-            self.tally.out_of_time = time.monotonic() >= self.deadline
-        return self.tally.is_stopped
+        tally = self.tally
+        if not tally.signal and not tally.out_of_time:
+            tally.signal, tally.out_of_time = self.stop.asked, time.monotonic() >= self.deadline
+        return bool(tally.signal) or tally.out_of_time
 
     def _run_until_finished(self, planned: Planned) -> None:
         """Do a run in a process; if the process fails, try once more, unless the input is at fault."""
@@ -360,7 +347,7 @@ class _Grid:
             job for job in self.wanted if job.name not in tally.failures and not job.is_finished(lines)
         ]
         seconds = seconds_of_runs(lines, remaining, self.place.workers)
-        estimate = f", about {duration(seconds)} left" if remaining and seconds is not None else ""
+        estimate = f", about {duration(seconds)} left" if seconds else ""
         diverged = f"DIVERGED in step {line['diverged']}"
         outcome = diverged if line["score"] is None else f"score {line['score']:.1%}"
         self.say(

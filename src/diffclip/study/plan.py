@@ -56,11 +56,8 @@ def sweep_runs(study: Study) -> list[Planned]:
 
 
 def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
-    """List the runs of the grids, seed by seed, so that an interrupted grid has complete seeds.
-
-    Args:
-        chosen: the settings of each swept arm; empty keeps those of the recipe.
-    """
+    """List the runs of the grids, seed by seed, so that an interrupted grid has complete seeds. `chosen` has the
+    settings of each swept arm; without them an arm keeps those of the recipe."""
     return [
         _make_planned(study, group, arm, seed, chosen.get(study.tuned_as(arm), {}))
         for group, grid in study.grids.items()

@@ -24,6 +24,7 @@ from diffclip.training.run_folder import (
     METRICS_FILE,
     VALIDATION_FILE,
     curve,
+    describe_change,
     read_lines,
     read_starts,
 )
@@ -53,18 +54,13 @@ class StudyFolder:
         runs depend on and that has another value there."""
         if not (self.path / STUDY_FILE).is_file():
             return
-        old_fields = _fixed_fields(read_study_file(self.path))
-        for key, new in _fixed_fields(study.model_dump(mode="json")).items():
-            old = old_fields[key]
-            if old != new and not (key.endswith(".suite") and None in (old, new)):  # a grid may come or go
-                if isinstance(old, dict) and isinstance(new, dict):  # the first of their keys that differs
-                    inner = next(name for name in {**old, **new} if old.get(name) != new.get(name))
-                    key, old, new = f"{key}.{inner}", old.get(inner), new.get(inner)
-                values = (json.dumps(value, ensure_ascii=False)[:60] for value in (old, new))
-                raise InputError(
-                    f"{self.path} holds a study with {key}={', not '.join(values)}: choose another --output and other "
-                    "--runs"
-                )
+        old, new = _fixed_fields(read_study_file(self.path)), _fixed_fields(study.model_dump(mode="json"))
+        # a grid may come or go
+        free = {key for key in new if key.endswith(".suite") and None in (old[key], new[key])}
+        if change := describe_change(old, new, free):
+            raise InputError(
+                f"{self.path} holds a study with {change}: choose another --output and other --runs"
+            )
 
     def claim(self, study: Study) -> None:
         """Check the folder and write study.yaml."""
@@ -108,11 +104,8 @@ def describe_run(
 ) -> tuple[Line, list[Record], Line]:
     """Read a finished run's folder: its line of runs.jsonl, its records, and its curves.
 
-    Args:
-        measured: `diverged` (the step, or None) and `suite_seconds`.
-
-    Raises:
-        InputError: a file cannot be read, or the run was never validated.
+    `measured` has `diverged` (the step, or None) and `suite_seconds`. `InputError` is raised if a file cannot be read,
+    or if the run was never validated.
     """
     steps, validations = read_lines(run / METRICS_FILE), read_lines(run / VALIDATION_FILE)
     starts, diverged = read_starts(run), measured["diverged"]

@@ -38,13 +38,8 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
     baseline is taken within a round, so that a slow moment of the machine affects both. Arms with the same computation
     are measured too: their ratio shows the noise.
 
-    Args:
-        threads: the threads of torch during the measurement, on a CPU.
-        seconds: after this time no new round begins, except for the first three. There are at most fifteen rounds.
-
-    Returns:
-        `device`, `threads`, `torch`, `rounds`, `batch_size`, and `arms` with the result of `time_of` for each. An arm
-        that cannot be timed, for example because memory is short, raises `DiffCLIPError`.
+    After `seconds` no new round begins, except for the first three. There are at most fifteen rounds. An arm that
+    cannot be timed, for example because memory is short, raises `DiffCLIPError`.
     """
     processor, old_threads = torch.device(device), torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -54,7 +54,7 @@ def backward_in_parts(
     scalars = {name: value.detach().clone() for name, value in outs[0].items() if name not in FEATURES}
     leaves = {name: value.requires_grad_() for name, value in (whole | scalars).items()}
     loss = criterion(**leaves)
-    loss.backward()  # type: ignore[no-untyped-call]
+    grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
     starts = range(0, len(images), size)
     for start, part, state in zip(starts, parts, states, strict=True):
@@ -62,15 +62,10 @@ def backward_in_parts(
         with _replayed(state, images.device), nullcontext() if last else without_sync():
             out = forward(*part)
             # the gradient of this scalar with respect to each feature is that of the loss
-            products = [(out[name] * _grad(leaves[name])[start : start + size]).sum() for name in FEATURES]
-            products += [out[name] * _grad(leaves[name]) for name in scalars if last]
+            products = [(out[name] * grads[name][start : start + size]).sum() for name in FEATURES]
+            products += [out[name] * grads[name] for name in scalars if last]
             backward(torch.stack(products).sum())
     return loss.detach(), {name: value.detach() for name, value in leaves.items()}
-
-
-def _grad(leaf: Tensor) -> Tensor:
-    assert leaf.grad is not None
-    return leaf.grad
 
 
 def _generator_states(device: torch.device) -> tuple[Tensor, Tensor | None]:

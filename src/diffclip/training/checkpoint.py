@@ -69,29 +69,6 @@ def save_checkpoint(
     folder, is_saved = run_on_first(fabric, lambda: _folder_for(run, progress))
     if is_saved:
         return folder
-    try:
-        _fill(fabric, temporary, model, optimizer, progress)
-        run_on_first(fabric, lambda: _publish(run, temporary, folder, best))
-    finally:
-        if fabric.global_rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return folder
-
-
-def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
-    """Return the folder for a checkpoint, and whether the checkpoint exists already."""
-    folder = run / "checkpoints" / f"step_{progress.step:08d}"
-    if folder.exists() and read_state(folder) != progress:
-        # the same weights, further in the data: for example, the last batches were all broken
-        folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
-    return folder, folder.exists()
-
-
-def _fill(
-    fabric: Any, temporary: Path, model: CLIP, optimizer: torch.optim.Optimizer, progress: RunProgress
-) -> None:
-    """Write the files of a checkpoint to the folder `temporary`; each process writes its own."""
-    first = fabric.global_rank == 0
     states = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state()
@@ -109,7 +86,7 @@ def _fill(
     def write() -> None:
         with explain_disk_errors(temporary.parent):
             save_optimizer(temporary, model, optimizer, fabric.global_rank, fabric.world_size)
-            if first:
+            if fabric.global_rank == 0:
                 save_weights(model, temporary, weights)
                 generators = {
                     f"{rank}.{name}": state
@@ -119,8 +96,23 @@ def _fill(
                 save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
 
-    run_on_first(fabric, make_folder)
-    run_on_all(fabric, write)
+    try:
+        run_on_first(fabric, make_folder)
+        run_on_all(fabric, write)
+        run_on_first(fabric, lambda: _publish(run, temporary, folder, best))
+    finally:
+        if fabric.global_rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
+    """Return the folder for a checkpoint, and whether the checkpoint exists already."""
+    folder = run / "checkpoints" / f"step_{progress.step:08d}"
+    if folder.exists() and read_state(folder) != progress:
+        # the same weights, further in the data: for example, the last batches were all broken
+        folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
+    return folder, folder.exists()
 
 
 def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
@@ -129,9 +121,8 @@ def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
         checksums = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
         write_text(temporary / FILES_FILE, json.dumps(checksums, indent=1) + "\n")
         flush(temporary)
-    if best:  # before the rename: a run that is killed in between validates again
-        _link(run, "best", folder)
-    with explain_disk_errors(folder):
+        if best:  # before the rename: a run that is killed in between validates again
+            _link(run, "best", folder)
         os.replace(temporary, folder)
     if (previous := _target(run, "last")) is not None:
         _link(run, "previous", previous)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from diffclip.errors import DiffCLIPError
 from diffclip.training.launch import Hardware, StopRequest, pass_last_line
-from diffclip.training.optimizer import small_parameters
+from diffclip.training.optimizer import is_share, small_parameters
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -107,8 +107,7 @@ def shard(model: CLIP, mesh: Any) -> CLIP:
 
 def average_small(fabric: Any, model: nn.Module) -> None:
     """Average over processes the gradients of the small parameters, which FSDP ignores; without FSDP, do nothing."""
-    sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
-    if fabric.world_size == 1 or not sharded:
+    if fabric.world_size == 1 or not any(map(is_share, model.parameters())):
         return
     grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
     flat_grads = torch.cat([grad.flatten() for grad in grads])
@@ -125,8 +124,8 @@ def clip_gradients(fabric: Any, model: nn.Module, max_norm: float | None) -> Ten
     """
     average_small(fabric, model)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    whole = [grad for grad in grads if not hasattr(grad, "full_tensor")]
-    sharded = [grad for grad in grads if hasattr(grad, "full_tensor")]
+    whole = [grad for grad in grads if not is_share(grad)]
+    sharded = [grad for grad in grads if is_share(grad)]
     norm = torch.nn.utils.get_total_norm(whole)
     if sharded:
         sharded_norm: Any = torch.nn.utils.get_total_norm(sharded)
@@ -205,8 +204,7 @@ def raised_by_all(fabric: Any, error: Failure) -> Failure:
 def run_on_first(fabric: Any, work: Callable[[], Value]) -> Value:
     """Call `work` in the first process alone; all processes return its result or raise its error."""
     result = run_on_all(fabric, lambda: work() if fabric.global_rank == 0 else None)
-    shared_result: Any = gather(fabric, result)[0]
-    return shared_result  # type: ignore[no-any-return]
+    return gather(fabric, result)[0]  # type: ignore[return-value]
 
 
 def run_first_then_others(fabric: Any, work: Callable[[], Value]) -> Value:

@@ -38,17 +38,10 @@ class RunLogger:
     """Write the records of a run's steps and validations, and show progress, in the first process of a run.
 
     Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). If a run is
-    resumed after step `done`, its records of later steps are removed, so that each step appears once. If TensorBoard or
-    Weights & Biases cannot be used, one line says so and the run goes on without it. A `metrics.jsonl` that cannot be
-    written raises `InputError`.
-
-    Args:
-        run: the folder; its `about.json` gets the end of this start.
-        label: printed at the start of each line.
-        steps: steps of the whole run.
-        done: steps that were made before this start.
-        wandb: the project at Weights & Biases that also gets the numbers.
-        config: settings to show at Weights & Biases.
+    resumed after step `done` of `steps`, its records of later steps are removed, so that each step appears once.
+    `about.json` gets the end of this start. The project `wandb` at Weights & Biases also gets the numbers, and shows
+    `config`. If TensorBoard or Weights & Biases cannot be used, one line says so and the run goes on without it. A
+    `metrics.jsonl` that cannot be written raises `InputError`.
     """
 
     def __init__(
@@ -93,7 +86,7 @@ class RunLogger:
                     logger.finalize("failed" if error else "success")
                     if name == "Weights & Biases":
                         logger.experiment.finish(exit_code=int(error is not None))
-                record_end(self._run, _format_error(error) if error else FINISHED, self._step, _peak_memory())
+                record_end(self._run, format_error(error) if error else FINISHED, self._step, _peak_memory())
         except (OSError, InputError):
             if error is None:  # the run's own error must not be hidden by one of a full disk
                 raise
@@ -149,7 +142,7 @@ def _peak_memory() -> int:
     return torch.cuda.max_memory_allocated() or resident
 
 
-def _format_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Describe `error` in one line, with its type unless it is a `DiffCLIPError`."""
     kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split()).removesuffix(":")
@@ -164,7 +157,7 @@ def _make_loggers(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         except StoppedError:
             raise
         except Exception as error:  # libraries raise many kinds of errors; none may stop a run
-            reason = _format_error(error)[:300]
+            reason = format_error(error)[:300]
             print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
     return loggers
 

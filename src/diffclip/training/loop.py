@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -110,10 +109,10 @@ class Trainer:
 
             samples = len(batch) * world
             progress.step, progress.samples = step, progress.samples + samples
-            # this waits for the GPU, so read the clock after it: else only models without λ count the optimizer's time
-            lambdas = _numbers(model.lambdas()) if self.logger else {}
-            seconds = waited + time.perf_counter() - started
             if self.logger:
+                # waits for the GPU, so read the clock after it: else only models without λ count the optimizer's time
+                lambdas = {tower: layers.tolist() for tower, layers in model.lambdas().items()}
+                seconds = waited + time.perf_counter() - started
                 record = {
                     "step": step,
                     "epoch": epoch + 1,
@@ -193,9 +192,3 @@ class Trainer:
     def _give_up(self, step: int, reason: str) -> NoReturn:
         way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
         raise raised_by_all(self.fabric, DivergedError(f"step {step}: {reason}: {way_out}", step))
-
-
-def _numbers(lambdas: dict[str, Tensor]) -> dict[str, list[float]]:
-    """Return the values of each tensor [layers] as a list; this waits for the GPU once."""
-    values = iter(torch.cat(list(lambdas.values())).tolist())
-    return {tower: list(islice(values, len(layers))) for tower, layers in lambdas.items()}

@@ -59,16 +59,16 @@ def save_optimizer(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, world: int
 ) -> None:
     """Write this process's share of the optimizer's state; without sharding, the first process writes all."""
-    shares = world if any(_is_share(parameter) for parameter in model.parameters()) else 1
+    shares = world if any(is_share(parameter) for parameter in model.parameters()) else 1
     if rank >= shares:
         return
     tensors = {
-        f"{name}:{key}": (value.to_local() if _is_share(value) else value).detach().cpu().contiguous()
+        f"{name}:{key}": (value.to_local() if is_share(value) else value).detach().cpu().contiguous()
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
-        if rank == 0 or _is_share(value)
+        if rank == 0 or is_share(value)
     }
-    sharded = " ".join(name for name, parameter in model.named_parameters() if _is_share(parameter))
+    sharded = " ".join(name for name, parameter in model.named_parameters() if is_share(parameter))
     save_tensors(tensors, folder / f"optimizer-{rank:05d}-of-{shares:05d}.safetensors", {"sharded": sharded})
 
 
@@ -91,7 +91,7 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
 
 def _shard_like(tensor: Tensor, parameter: Any) -> Tensor:
     """Move `tensor` to the parameter's device and shard it like the parameter; a count of steps stays whole."""
-    if not _is_share(parameter) or not tensor.ndim:
+    if not is_share(parameter) or not tensor.ndim:
         return tensor.to(parameter.device, copy=True)  # not a view of the file, which will be removed
     from torch.distributed.tensor import distribute_tensor
 
@@ -102,5 +102,6 @@ def _shard_like(tensor: Tensor, parameter: Any) -> Tensor:
     return sharded
 
 
-def _is_share(value: Any) -> bool:
+def is_share(value: object) -> bool:
+    """Tell whether a tensor is sharded over processes (FSDP2), so that it holds this process's share."""
     return hasattr(value, "full_tensor")

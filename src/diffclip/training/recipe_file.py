@@ -31,15 +31,10 @@ class Keys(BaseModel):
 
 
 def parse(kind: type[Parsed], fields: Any, source: object, noun: str, changes: Iterable[str] = ()) -> Parsed:
-    """Check `fields` and make a recipe of this kind.
+    """Check `fields` and make a recipe of this kind, which messages call `noun`.
 
-    Args:
-        source: the file of the fields, for messages.
-        noun: the kind of recipe, for messages: "recipe" or "study".
-        changes: the applied `key=value` words; if a word is at fault, the message names it instead of the file.
-
-    Raises:
-        InputError: an unknown key (the nearest one is offered), or a wrong value.
+    `InputError` is raised for an unknown key (the nearest one is offered) or a wrong value. The message names the file
+    `source`, or the word of `changes` (applied `key=value` words) that is at fault.
     """
     try:
         return kind.model_validate(fields)

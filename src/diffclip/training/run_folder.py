@@ -42,9 +42,7 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
 
     `InputError` is raised for other files, a run without `resume`, a run of another recipe, and lost checkpoints.
     """
-    with explain_disk_errors(run):
-        names = {path.name for path in run.iterdir()} if run.exists() else set()
-    names = {name for name in names if not name.endswith(".tmp")}  # of a run killed while writing
+    names = names_in(run)
     if is_started(run):
         if not resume:
             raise InputError(
@@ -56,17 +54,24 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
         raise InputError(
             f"{run} has lost its checkpoints: restore that folder, or start a run in another folder"
         )
-    if resume and RECIPE_FILE in names:
-        started, free = read_recipe(run / RECIPE_FILE), set(FREE_KEYS)
+    # the recipe of another command (`diffclip vlm train`) is refused here
+    started = read_recipe(run / RECIPE_FILE) if RECIPE_FILE in names else None
+    if resume and started is not None:
+        free = set(FREE_KEYS)
         if recipe.epochs > started.epochs:  # more epochs extend the run
             free.add("epochs")
         if recipe.precision == "auto":  # the start of the run resolved it
             free.add("precision")
-        change = describe_change(started.model_dump(), recipe.model_dump(), free)
-        if change is not None:
+        if change := describe_change(started.model_dump(), recipe.model_dump(), free):
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
     elif names and LOCK_FILE not in names:
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
+
+
+def names_in(run: Path) -> set[str]:
+    """List the names in the folder of a run, without the files that a killed process was writing."""
+    with explain_disk_errors(run):
+        return {path.name for path in run.iterdir() if path.suffix != ".tmp"} if run.exists() else set()
 
 
 def lock_folder(run: Path) -> IO[str]:
@@ -78,24 +83,22 @@ def lock_folder(run: Path) -> IO[str]:
     return handle
 
 
-def describe_change(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> str | None:
+def describe_change(
+    before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str], prefix: str = ""
+) -> str | None:
     """Describe the first key outside `free` whose value differs, such as "lr=0.001, not 0.002"; None if all are equal.
 
     The keys of an inner mapping are named as in "data.train".
     """
-    old, new = _flatten(before), _flatten(now)
-    for key in old | new:
-        if key not in free and old.get(key) != new.get(key):
-            return f"{key}={old.get(key)}, not {new.get(key)}"
+    for name in {**before, **now}:
+        key, old, new = f"{prefix}{name}", before.get(name), now.get(name)
+        if key in free or old == new:
+            continue
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            return f"{key}={json.dumps(old, ensure_ascii=False)}, not {json.dumps(new, ensure_ascii=False)}"
+        if change := describe_change(old, new, free, f"{key}."):
+            return change
     return None
-
-
-def _flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in fields.items():
-        is_mapping = isinstance(value, dict)
-        flat |= {f"{key}.{name}": item for name, item in value.items()} if is_mapping else {key: value}
-    return flat
 
 
 def add_start(run: Path, facts: Mapping[str, Any]) -> None:
@@ -130,21 +133,14 @@ def _write_starts(run: Path, starts: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, read from its folder.
-
-    Attributes:
-        rows: the telemetry, one mapping per step.
-        validations: one mapping per validation.
-        starts: one mapping per start (`about.json`), oldest first.
-        write_time: when the telemetry was last written, unix seconds.
-    """
+    """One training run, read from its folder."""
 
     folder: Path
     recipe: Row
-    rows: list[Row]
+    rows: list[Row]  # one per step
     validations: list[Row]
-    starts: list[Row]
-    write_time: float
+    starts: list[Row]  # in `about.json`, oldest first
+    write_time: float  # of the last step's row, unix seconds
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from diffclip.focus.maps import correlation_by_layer
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import run_on_first
+from diffclip.training.optimizer import is_share
 from diffclip.training.recipe import Recipe
 
 # number of images, each with its first caption, whose maps are correlated
@@ -58,7 +59,7 @@ def _unshard(model: CLIP, attention_backend: str) -> CLIP:
 
     With a sharded model every process must make the same forward passes, or the next backward pass hangs.
     """
-    if not any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+    if not any(map(is_share, model.parameters())):
         return model
     state: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     with torch.device("meta"):

@@ -86,14 +86,8 @@ def read_samples(json_file: str | Path) -> Iterator[Any]:
 
 
 def parse_sample(sample: Any, index: int, file: str) -> Conversation:
-    """Check and parse one entry, without looking for its image file.
-
-    Human and gpt take turns, human first and gpt last. A sample with `image` has `<image>` once, at the start or the
-    end of its first human turn; no other text has it. Ids may repeat or be left out.
-
-    Raises:
-        InputError: the entry cannot be used; the message names file, index, id and fault.
-    """
+    """Check and parse one entry, without looking for its image file. If it cannot be used, `InputError` names file,
+    index, id and fault. Ids may repeat or be left out."""
     try:
         parsed = _Sample.model_validate(sample)
     except ValidationError as error:
@@ -109,19 +103,12 @@ def parse_sample(sample: Any, index: int, file: str) -> Conversation:
 def filter_conversations(source: Path, target: Path, images: str) -> tuple[Counter[str], str]:
     """Write the samples of `source` whose image path starts with `images` to `target`, unchanged and in order.
 
-    Samples without an image, and samples that training would refuse, are left out.
-
-    Args:
-        source: LLaVA's JSON.
-        target: a JSON list with one sample per line.
-        images: start of the path, such as "coco/".
+    Samples without an image, and samples that training would refuse, are left out. `InputError` is raised if `source`
+    cannot be read, is `target`, or has no such sample.
 
     Returns:
         The number of samples for each of "kept", "other images", "text only" and "unusable", and the fault of the
         first unusable sample.
-
-    Raises:
-        InputError: `source` cannot be read, is `target`, or no sample is left.
     """
     check_not_input(target, [source])
     check_writable(target)

@@ -68,7 +68,9 @@ def run_vlm_demo(
         InputError: the folder has other files, or the disk is full.
         StoppedError: a signal asked to stop a training; the next call continues it.
     """
-    runs = _train_models(folder, seeds, say, showing, settings or DemoSettings())
+    settings = settings or DemoSettings()
+    _make_data(folder, settings, say, showing)
+    runs = [_train_model(folder, model, seed, say, settings) for seed in seeds for model in MODELS]
     results = ResultsFile(folder / "pope.jsonl")
     records: list[Record] = []
     for blind, topic in product((True, False), TOPICS):
@@ -84,18 +86,13 @@ def run_vlm_demo(
     return page, records
 
 
-def _train_models(
+def _make_data(
     folder: Path,
-    seeds: Sequence[int],
+    settings: DemoSettings,
     say: Callable[[str], None],
     showing: Callable[[str], AbstractContextManager[Progress]],
-    settings: DemoSettings,
-) -> list[Path]:
-    """Train everything in `folder`; return the stage 2 runs of CLIP and DiffCLIP for each seed.
-
-    FOLDER/questions has the questions for these models. A seed decides the tower, the connector and the order of
-    samples. The language model and the conversations are the same for all seeds.
-    """
+) -> None:
+    """Make what all seeds share: scenes, conversations, questions and the language model."""
 
     def make(part: str, path: Path, write: Callable[[Path, Progress], object], last_file: str = "") -> None:
         is_new = not (path / last_file).exists()
@@ -125,13 +122,13 @@ def _train_models(
             lambda path, progress: write_questions(path, *about, path.name, progress),
         )
     make("language model", language, lambda path, _: make_language_model(path, settings.language))
-    return [_train_model(folder, model, seed, say, settings) for seed in seeds for model in MODELS]
 
 
 def _train_model(
     folder: Path, model: str, seed: int, say: Callable[[str], None], settings: DemoSettings
 ) -> Path:
-    """Train a tower and both stages; return the run of stage 2."""
+    """Train a tower and both stages; return the run of stage 2. The seed decides the tower, the connector and the order
+    of samples."""
     tower, talks = folder / f"{model}-s{seed}", folder / "conversations"
     train_on_scenes(tower, folder / "scenes", model, seed, say, settings.tower)
     runs = [folder / f"{tower.name}-stage{stage}" for stage in STAGES]

@@ -33,16 +33,9 @@ def evaluate_models(
 ) -> list[Record]:
     """Ask each model all questions, add its scores to `results` and return the records of all models.
 
-    A model is not asked again if `results` holds its answers to the same questions.
-
-    Args:
-        models: runs of `diffclip vlm train`, or saved models.
-        batch_size: questions at a time.
-        showing: makes the progress display of a part from its name.
-        say: called with a line for the user.
-
-    Raises:
-        InputError: a model cannot be loaded, an image cannot be read, or the memory is too small.
+    `models` are runs of `diffclip vlm train`, or saved models. A model is not asked again if `results` holds its
+    answers to the same questions. `showing` makes the progress display of a part from its name. `InputError` is raised
+    if a model cannot be loaded, an image cannot be read, or the memory is too small.
     """
     facts = {source: identify(source) for source in models}
     if len({(fields["model"], fields["seed"]) for fields in facts.values()}) < len(facts):

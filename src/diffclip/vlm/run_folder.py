@@ -13,7 +13,14 @@ from typing import IO
 
 from diffclip.errors import InputError
 from diffclip.files import explain_disk_errors, write_text
-from diffclip.training.run_folder import LOCK_FILE, METRICS_FILE, RECIPE_FILE, describe_change, lock_folder
+from diffclip.training.run_folder import (
+    LOCK_FILE,
+    METRICS_FILE,
+    RECIPE_FILE,
+    describe_change,
+    lock_folder,
+    names_in,
+)
 from diffclip.vlm.files import MODEL_FOLDER
 from diffclip.vlm.recipe import STAGES, VLMRecipe, read_vlm_recipe
 
@@ -46,8 +53,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     """Check, without writing anything, that a run of `recipe` (with one stage) may start or continue in `run`."""
-    with explain_disk_errors(run):
-        names = {path.name for path in run.iterdir()} - {LOCK_FILE} if run.exists() else set()
+    names = names_in(run) - {LOCK_FILE}
     if not resume or RECIPE_FILE not in names:
         if not resume and (is_finished(run) or checkpoints(run)):
             raise InputError(
@@ -62,17 +68,14 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
     if (started.stage1 is None) != (recipe.stage1 is None):
         stage = 1 if started.stage1 is not None else 2
         raise InputError(f"{run} holds a run of stage {stage}: give --stage {stage}, or choose another --run")
-    change = describe_change(started.model_dump(by_alias=True), recipe.model_dump(by_alias=True), _FREE_KEYS)
-    if change is not None:
+    before, now = started.model_dump(by_alias=True), recipe.model_dump(by_alias=True)
+    if change := describe_change(before, now, _FREE_KEYS):
         raise InputError(f"{run} was started with {change}: resume with the same recipe")
 
 
 def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
-    """Make the folder that `check_run` has checked, and lock it until the returned handle is closed.
-
-    Args:
-        samples: digest of the conversations; their file may have moved.
-    """
+    """Make the folder that `check_run` has checked, and lock it until the returned handle is closed. `samples` is the
+    digest of the conversations; their file may have moved."""
     with explain_disk_errors(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = lock_folder(run)

@@ -44,19 +44,13 @@ def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
 def write_conversations(
     folder: Path, images: int, talks: int, size: int, seed: int, progress: Progress
 ) -> None:
-    """Write `images`, `stage1.json` and, last, `stage2.json` to `folder`; after a stop, the next call continues.
+    """Write the folder `images`, `stage1.json` and, last, `stage2.json` to `folder`; after a stop, the next call
+    continues.
 
-    The images are of the train split, with one to four objects; POPE's questions are about other scenes, of the test
-    split. Stage 1 has a caption for each image. In stage 2, some conversations are captions. The others have yes/no
-    questions, half of them about colors and half about kinds of objects, and most of them also have an open question.
-
-    Args:
-        images: number of images.
-        talks: number of conversations about each image in stage 2.
-        size: height and width of the images in pixels.
-
-    Raises:
-        InputError: the folder cannot be written.
+    There are `images` images of `size` × `size` pixels, of the train split, with one to four objects. POPE's questions
+    are about other scenes, of the test split. Stage 1 has a caption for each image, stage 2 has `talks` conversations.
+    Some of these are captions. The others have yes/no questions, half of them about colors and half about kinds of
+    objects, and most of them also have an open question.
     """
     for start in range(0, images, _PART):
         part = range(start, min(start + _PART, images))

@@ -33,10 +33,8 @@ def train_stage(
     """Train `stage` of `recipe` in the folder `run`, save the model to RUN/model, and return the number of steps.
 
     Under torchrun or `accelerate launch` every process calls this. A resumed run continues from its last complete
-    checkpoint, or starts again if it has none. For a finished run the number of steps is 0.
-
-    Args:
-        say: called in the first process with a line for the user.
+    checkpoint, or starts again if it has none. For a finished run the number of steps is 0, and `say` is called in the
+    first process with a line for the user.
 
     Raises:
         InputError: the recipe, its data or its models cannot be used, `run` holds another run, or the disk is full.
