@@ -27,12 +27,11 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def add_common_options(parser: argparse.ArgumentParser, seconds: float | None = None) -> None:
-    """Add --device, --threads, --output, and, if `seconds` is given, --seconds (to spend on measuring)."""
+def add_common_options(parser: argparse.ArgumentParser, seconds: float) -> None:
+    """Add --device, --threads, --seconds and --output."""
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=2, help="of torch on a CPU")
-    if seconds is not None:
-        parser.add_argument("--seconds", type=float, default=seconds, help="to spend on measuring, about")
+    parser.add_argument("--seconds", type=float, default=seconds, help="to spend on measuring, about")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"), help="folder")
 
 

@@ -20,7 +20,6 @@ from scipy import stats
 
 from benchmarks.about import parser_of, write_json
 from diffclip import load_records
-from diffclip.evaluation.records import RESULTS_FILE
 from diffclip.evaluation.results_file import read_outcomes
 from diffclip.evaluation.statistics import compare_arms, mean_interval, with_verdicts
 from diffclip.files import write_text
@@ -119,8 +118,6 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
     """
     parts = []
     for count in DISTRACTORS:
-        if not (folder / f"k{count}" / RESULTS_FILE).is_file():
-            continue
         frame = load_records(folder / f"k{count}")
         rows = frame[(frame["metric"] == metric) & (frame["dataset"] == dataset)]
         parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
@@ -373,8 +370,7 @@ def main() -> None:
         images_page(differences, options.docs)
     if (options.results / "needle.jsonl").is_file():
         needle_page(options.results / "needle.jsonl", options.docs)
-    ends = (DISTRACTORS[0], DISTRACTORS[-1])
-    if all((options.results / "study_b" / f"k{count}" / RESULTS_FILE).is_file() for count in ends):
+    if (options.results / "study_b").is_dir():
         clutter_page(options.results / "study_b", options.docs)
 
 

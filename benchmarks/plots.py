@@ -5,7 +5,6 @@ python -m benchmarks.plots [--results benchmarks/results] [--output docs/images/
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.about import parser_of
-from diffclip.files import write_atomically
-from diffclip.report.style import quantize_png
+from diffclip.report.style import write_png
 
 KINDS = {"forward": "forward", "both": "forward and backward"}
 # operator → (color after Okabe and Ito, marker, line)
@@ -75,10 +73,7 @@ def main() -> None:
     if not files:
         raise SystemExit(f"no curve in {options.results}: run python -m benchmarks.attention --curve")
     figure = draw([json.loads(file.read_text(encoding="utf-8")) for file in files])
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=120)
-    with write_atomically(options.output) as temporary:
-        temporary.write_bytes(quantize_png(drawn.getvalue()))
+    write_png(options.output, figure)
     print(f"written to {options.output}")
 
 

@@ -264,12 +264,9 @@ SECTIONS: dict[str, tuple[Callable[[Result], list[str]], str, str]] = {
 
 def describe(about: dict[str, Any]) -> str:
     """Describe the command and the machine of a result."""
-    by = f"Triton {about['triton']}" if "triton" in about else _count(about["threads"], "thread")
+    threads = about["threads"]
+    by = f"Triton {about['triton']}" if "triton" in about else f"{threads} thread{'s' * (threads != 1)}"
     return f"`{about['command']}`, {about['device']}, {by}, torch {about['torch']}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _absences(absent: dict[str, str]) -> list[str]:

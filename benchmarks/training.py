@@ -18,14 +18,7 @@ import torch
 
 from benchmarks import tables
 from benchmarks.about import about, add_common_options, parser_of, write_json
-from benchmarks.models import (
-    SDPA,
-    Batch,
-    Steps,
-    compile_blocks,
-    make_batch,
-    make_models,
-)
+from benchmarks.models import SDPA, Batch, Steps, compile_blocks, make_batch, make_models
 from diffclip.benchmarking.timing import summarize, take_turns
 
 PRECISION = "bf16"

@@ -41,7 +41,8 @@ def made(case: Case, folder: Path, scratch: Path) -> diffclip.CLIP:
     config = named_config(model_name) if model_name else variant_config(variant, TINY)
     shapes = json.loads((folder / f"{shapes_file}.shapes.json").read_text())
     state = {f"module.{key}": fill.weight(seed, key, shape) for key, shape in shapes.items()}
-    model = diffclip.CLIP.unfilled(config)
+    with torch.device("meta"):
+        model = diffclip.CLIP(config)
     file = scratch / "weights.pt"
     torch.save({"state_dict": state}, file)
     diffclip.load_weights(model, file)
@@ -95,12 +96,6 @@ def test_models_agree_with_the_published_implementations(name: str, shared: Path
 @pytest.mark.parametrize("name", OURS)
 def test_models_agree_with_our_own_earlier_values(name: str, tmp_path: Path) -> None:
     check(name, OURS[name], ["eager", "sdpa", "auto"], OWN, tmp_path)
-
-
-def test_golden_values_detect_a_wrong_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diffclip.attention.module.HEAD_NORM_EPS", 1e-3)
-    with pytest.raises(AssertionError):
-        check("diffclip_tiny", OURS["diffclip_tiny"], ["eager"], OWN, tmp_path)
 
 
 def write_own_values() -> None:

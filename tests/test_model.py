@@ -5,29 +5,16 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny import SIZES, TOKENS, random_images
 
 import diffclip
 from diffclip import CLIP, CLIPConfig, InputError
 from diffclip.attention import ATTENTION_LAYERS
 from diffclip.config import MODEL_NAMES, name_of, named_config, variant_config
 
-TINY = {
-    "embed_dim": 24,
-    "vision": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "heads": 4},
-    "text": {"context_length": 16, "vocab_size": 100, "width": 32, "layers": 2, "heads": 4},
-}
-
 
 def tiny(variant: str = "DiffCLIP", **vision: object) -> CLIPConfig:
-    return variant_config(variant, TINY | {"vision": TINY["vision"] | vision})
-
-
-def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(1)
-    tokens = torch.randint(1, 98, (3, 16))
-    tokens[:, 10] = 99
-    tokens[:, 11:] = 0
-    return torch.randn(3, 3, size, size), tokens
+    return variant_config(variant, SIZES | {"vision": SIZES["vision"] | vision})
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
@@ -38,22 +25,21 @@ def test_every_named_model_has_its_name_at_any_image_size(name: str) -> None:
 
 def test_tokens_after_the_end_do_not_change_text_features() -> None:
     model = CLIP(tiny(), seed=0).eval()
-    _, tokens = batch()
-    changed = tokens.clone()
-    changed[:, 12:] = 7
-    torch.testing.assert_close(model.encode_text(changed), model.encode_text(tokens))
-    short = model.encode_text(tokens[:, :11])
-    torch.testing.assert_close(short, model.encode_text(tokens), rtol=0, atol=1e-6)
+    changed = TOKENS.clone()
+    changed[:, 7:] = 7
+    torch.testing.assert_close(model.encode_text(changed), model.encode_text(TOKENS))
+    short = model.encode_text(TOKENS[:, :7])
+    torch.testing.assert_close(short, model.encode_text(TOKENS), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
 def test_half_precision_features_stay_close(dtype: torch.dtype, variant: str) -> None:
     model = CLIP(tiny(variant), seed=0).eval()
-    images, tokens = batch()
-    exact = model.encode_image(images, normalize=True), model.encode_text(tokens, normalize=True)
+    images = random_images()
+    exact = model.encode_image(images, normalize=True), model.encode_text(TOKENS, normalize=True)
     model.to(dtype)
-    half = model.encode_image(images.to(dtype), normalize=True), model.encode_text(tokens, normalize=True)
+    half = model.encode_image(images.to(dtype), normalize=True), model.encode_text(TOKENS, normalize=True)
     for a, b in zip(exact, half, strict=True):
         assert b.dtype == dtype
         assert torch.cosine_similarity(a, b.float()).min() > 0.995
@@ -69,27 +55,29 @@ def test_lambda_stays_exact_when_the_model_is_cast() -> None:
         assert all(torch.equal(before[tower], lam) for tower, lam in model.lambdas().items())
 
 
-def test_inputs_of_a_wrong_size_raise_input_error() -> None:
+def test_inputs_of_a_wrong_size_and_unknown_readouts_raise_input_error() -> None:
     model = CLIP(tiny(), seed=0)
-    with pytest.raises(InputError, match=r"images are \[1, 3, 40, 40\]: this model takes \[B, 3, 32, 32\]"):
-        model.encode_image(torch.zeros(1, 3, 40, 40))
-    with pytest.raises(InputError, match=r"tokens are \[1, 17\].* L up to 16"):
-        model.encode_text(torch.ones(1, 17, dtype=torch.int64))
+    for encode in (model.encode_image, model.encode_patches):
+        with pytest.raises(InputError, match=r"are \[1, 3, 40, 40\]: this model takes \[B, 3, 32, 32\]"):
+            encode(torch.zeros(1, 3, 40, 40))
+    with pytest.raises(InputError, match=r"tokens are \[1, 9\].* L up to 8"):
+        model.encode_text(torch.ones(1, 9, dtype=torch.int64))
+    with pytest.raises(InputError, match="did you mean 'last-values'"):
+        model.encode_patches(random_images(), readout="values")  # type: ignore[arg-type]
 
 
 def test_dynamic_lambda_counts_layers_from_zero_in_each_tower() -> None:
     model = CLIP(tiny("DiffCLIP-dynamic"), seed=0)
     for layers in model.attention_layers().values():
-        wanted = [0.8 - 0.6 * math.exp(-0.3 * depth) for depth in range(2)]
+        wanted = [0.8 - 0.6 * math.exp(-0.3 * depth) for depth in range(3)]
         assert [layer.lambda_init for layer in layers] == pytest.approx(wanted)
-    lambdas = CLIP(tiny("DiffCLIP-vision"), seed=0).lambdas()
-    moved = CLIP(tiny("DiffCLIP-vision"), seed=0).to("meta").lambdas()
-    assert {lam.device.type for lam in moved.values()} == {"meta"}
-    assert {tower: len(lam) for tower, lam in lambdas.items()} == {"visual": 2, "text": 0}
+    lambdas = CLIP(tiny("DiffCLIP-vision"), seed=0).to("meta").lambdas()
+    assert {lam.device.type for lam in lambdas.values()} == {"meta"}
+    assert {tower: len(lam) for tower, lam in lambdas.items()} == {"visual": 3, "text": 0}
 
 
 def test_drop_path_and_patch_dropout_act_in_training_only() -> None:
-    images, _ = batch()
+    images = random_images()
     model = CLIP(tiny(drop_path=0.5, patch_dropout=0.5), seed=0)
     torch.manual_seed(0)
     assert not torch.equal(model.encode_image(images), model.encode_image(images))
@@ -104,7 +92,7 @@ def test_another_image_size_resamples_positions(variant: str, tokens: int) -> No
     model = CLIP(tiny(variant), seed=0).eval()
     model.set_image_size(64)
     assert model.visual.pos_embed.shape == (1, tokens, 32)
-    assert model.encode_image(batch(64)[0]).shape == (3, 24)
+    assert model.encode_image(torch.zeros(2, 3, 64, 64)).shape == (2, 16)
     assert model.config.vision.image_size == 64
     with pytest.raises(InputError, match="not a multiple of patch_size 8"):
         model.set_image_size(60)
@@ -141,15 +129,11 @@ def test_bad_requests_raise_a_one_line_error(build, words: str) -> None:
 
 def test_skip_padding_computes_fewer_tokens_and_the_same_features() -> None:
     model = CLIP(tiny(), seed=0).eval()
-    tokens = torch.zeros(3, model.config.text.context_length, dtype=torch.int64)
-    tokens[:, 0] = 5
-    tokens[torch.arange(3), torch.tensor([2, 4, 3])] = model.config.text.vocab_size - 1
     lengths = []
     model.transformer.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
-    with torch.no_grad():
-        whole = model.encode_text(tokens)
-        torch.testing.assert_close(model.encode_text(tokens, skip_padding=True), whole, rtol=1e-5, atol=1e-6)
-    assert lengths == [tokens.shape[1], 5]
+    whole = model.encode_text(TOKENS)
+    torch.testing.assert_close(model.encode_text(TOKENS, skip_padding=True), whole, rtol=1e-5, atol=1e-6)
+    assert lengths == [8, 7]
 
 
 # --- patch features ---
@@ -172,8 +156,10 @@ def test_last_values_of_a_plain_model_match_values_by_hand() -> None:
     tower = model.visual
     x = tower.patch_embed.proj(IMAGES).flatten(2).mT + tower.pos_embed[:, 1:]
     x = torch.cat([(tower.cls_token + tower.pos_embed[:, :1]).expand(2, -1, -1), x], 1)
-    first, last = tower.blocks
-    x = last.norm1(first(x)[:, 1:])
+    *blocks, last = tower.blocks
+    for block in blocks:
+        x = block(x)
+    x = last.norm1(x[:, 1:])
     values = x @ last.attn.qkv.weight[64:].T + last.attn.qkv.bias[64:]
     out = values @ last.attn.out_proj.weight.T + last.attn.out_proj.bias
     wanted = tower.norm(out) @ model.image_projection
@@ -201,14 +187,6 @@ def test_encode_patches_in_training_keeps_every_patch_and_a_gradient() -> None:
     model = CLIP(tiny("DiffCLIP", image_size=24, patch_dropout=0.5), seed=0)
     for readout in ("attention", "last-values"):
         features = model.encode_patches(IMAGES, readout=readout)
-        assert features.shape == (2, 9, 24)
+        assert features.shape == (2, 9, 16)
         (gradient,) = torch.autograd.grad(features.square().sum(), [model.visual.patch_embed.proj.weight])
         assert gradient.abs().sum() > 0
-
-
-def test_encode_patches_refuses_unknown_readouts_and_image_sizes() -> None:
-    model = CLIP(tiny("CLIP", image_size=24), seed=0)
-    with pytest.raises(InputError, match="did you mean 'last-values'"):
-        model.encode_patches(IMAGES, readout="values")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"takes \[B, 3, 24, 24\]"):
-        model.encode_patches(IMAGES[..., :16])

@@ -140,7 +140,7 @@ def test_a_bare_published_file_determines_its_model(tmp_path: Path) -> None:
 
 def test_load_takes_a_name_and_an_image_size(tmp_path: Path) -> None:
     name, file = "DiffCLIP-dynamic-ViT-Ti-16", tmp_path / "c.pt"
-    published_file(CLIP.unfilled(named_config(name, 64)), file)
+    published_file(CLIP(named_config(name, 64), seed=0), file)
     assert diffclip.load(file)[0].config.lambda_init == 0.8
     assert diffclip.load(file, model=name)[1].image_size == 64
     loaded, preprocess, _ = diffclip.load(file, model=name, image_size=48)
@@ -247,9 +247,9 @@ def test_damaged_files_raise_input_error_only(legacy: bool, tmp_path: Path) -> N
 
 
 def test_a_mismatch_lists_what_differs_and_names_the_model_that_fits(tmp_path: Path) -> None:
-    file = published_file(CLIP.unfilled(named_config("CLIP-ViT-Ti-16")), tmp_path / "clip.pt")
+    file = published_file(diffclip.create_model("CLIP-ViT-Ti-16"), tmp_path / "clip.pt")
     with pytest.raises(InputError) as error:
-        diffclip.load_weights(CLIP.unfilled(named_config("DiffCLIP-ViT-Ti-16")), file)
+        diffclip.load_weights(diffclip.create_model("DiffCLIP-ViT-Ti-16"), file)
     message = str(error.value)
     assert re.search(r"120 missing \(transformer\.resblocks\.0\.attn\.diff_norm\.weight, .*…\)", message)
     assert "they fit CLIP-ViT-Ti-16 at 224 px" in message
@@ -296,6 +296,8 @@ def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) 
         ("[]", "not a model's configuration"),
         ('{"embed_dim": "wide"}', "embed_dim"),
         ('{"embed_dim": 8, "vision": {"layers": 1000000000}}', "layers"),
+        ('{"text": {"context_length": 1000000000000}}', "holds weights for another model"),
+        ('{"preprocess": {"std": [0, 1, 1]}}', "std.0: Input should be greater than 0"),
     ],
 )
 def test_a_damaged_config_is_named(text: str, words: str, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class PreprocessConfig(_Config):
     """
 
     mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     resize: PositiveInt | Literal["squash"] | None = None
 
@@ -228,10 +228,6 @@ _SIZES = {
     "ViT-H-14": (14, (1280, 32, 16), (1024, 24, 16), 1024),
 }
 
-HUB_PREFIX = "hf-hub:"
-"""Prefix of a model on the Hugging Face hub: `hf-hub:OWNER/NAME`."""
-OPEN_CLIP, TRANSFORMERS = "open_clip:", "transformers:"
-"""Prefixes of models of other libraries, which are converted when they are loaded."""
 MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIANTS)
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin
 
-from diffclip.config import HUB_PREFIX, name_of
+from diffclip.config import name_of
 from diffclip.errors import hide_secrets, unknown_name
-from diffclip.model_source import load, locate
+from diffclip.model_source import HUB_PREFIX, load, locate
 from diffclip.weights import save_weights
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ def _format_training(recipe: Mapping[str, Any] | None) -> str:
     if recipe is None:
         return "Not stated."
     start = "weights" if recipe.get("weights") else "init"
-    rows: dict[str, Any] = {"data": recipe["data"]["train"]}
+    data = recipe.get("data")
+    rows: dict[str, Any] = {"data": data.get("train") if isinstance(data, dict) else data}
     rows |= {key: recipe.get(key) for key in ("seed", start, "epochs", "batch_size", "lr", "weight_decay")}
     lines = [f"| {key} | {hide_secrets(str(value))} |" for key, value in rows.items()]
     return "\n".join(["| | |", "| --- | --- |", *lines])

@@ -62,13 +62,6 @@ class CLIP(nn.Module, HubModel):
             seed = int(torch.randint(2**62, (), device="cpu").item())
         initialise(self.named_parameters(), self.config, init, seed)
 
-    @classmethod
-    def unfilled(cls, config: CLIPConfig) -> CLIP:
-        """Build a model for weights that are read next: skip the initial draw, which takes seconds at ViT-B."""
-        with torch.device("meta"):
-            model = cls(config, seed=0)
-        return model.to_empty(device="cpu")
-
     def attention_layers(self) -> dict[str, list[SelfAttention]]:
         """Return the attention layers in order of depth, by tower: "visual" and "text"."""
         return {

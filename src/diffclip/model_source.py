@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from diffclip.tokenizer import Tokenizer
     from diffclip.weights import Weights
 
+HUB_PREFIX = "hf-hub:"
+"""Prefix of a model on the Hugging Face hub: `hf-hub:OWNER/NAME`."""
+OPEN_CLIP, TRANSFORMERS = "open_clip:", "transformers:"
+"""Prefixes of models of other libraries, which are converted when they are loaded."""
 MODEL_HELP = (
     "A run folder, a saved folder, a published file, hf-hub:OWNER/NAME, open_clip:NAME/PRETRAINED, "
     "transformers:FOLDER (or a name on the hub), or a model's name (random weights)."
@@ -72,7 +76,8 @@ def load(
     Raises:
         InputError: `source` has no usable weights, or weights of another model than `model`.
     """
-    from diffclip.config import OPEN_CLIP, TRANSFORMERS
+    import torch
+
     from diffclip.model import CLIP
     from diffclip.weights import put_weights, read_weights
 
@@ -84,7 +89,9 @@ def load(
         return prepare(read_foreign(str(source)), image_size)
     path = locate(source)
     weights = read_weights(path)
-    loaded = CLIP.unfilled(_resolve_config(weights, path, model))
+    # without memory until the weights are known to fit, and without the initial draw, which takes seconds at ViT-B
+    with torch.device("meta"):
+        loaded = CLIP(_resolve_config(weights, path, model), seed=0)
     put_weights(loaded, weights, path)
     return prepare(loaded, image_size)
 
@@ -103,13 +110,10 @@ def prepare(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTrans
 
 def read_config(source: str | Path) -> CLIPConfig:
     """Return the configuration of the model that `load` would read at `source`."""
-    from diffclip.config import OPEN_CLIP, TRANSFORMERS
     from diffclip.weights import read_weights
 
     if str(source).startswith((OPEN_CLIP, TRANSFORMERS)):
-        from diffclip.convert.from_libraries import read_foreign
-
-        return read_foreign(str(source)).config
+        return load(source)[0].config
     path = locate(source)
     return _resolve_config(read_weights(path), path, None)
 
@@ -120,8 +124,6 @@ def locate(source: str | Path, **options: Any) -> Path:
     Args:
         options: passed to `huggingface_hub.snapshot_download`.
     """
-    from diffclip.config import HUB_PREFIX
-
     if not str(source).startswith(HUB_PREFIX):
         return Path(source)
     from huggingface_hub import snapshot_download
@@ -195,7 +197,7 @@ def runs_in(source: str) -> list[str]:
 
 def find_model(source: str) -> str | None:
     """Find the folder, file, hub name or model of another library that `source` stands for; None for a model's name."""
-    from diffclip.config import HUB_PREFIX, MODEL_NAMES, OPEN_CLIP, TRANSFORMERS
+    from diffclip.config import MODEL_NAMES
 
     if source in MODEL_NAMES and not os.path.exists(source):
         return None
@@ -216,7 +218,7 @@ def recipe_of(run: Path) -> dict[str, Any] | None:
 
     try:
         fields = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+    except (yaml.YAMLError, ValueError, OSError):
         return None
     return fields if isinstance(fields, dict) else None
 

@@ -12,6 +12,7 @@ import pathlib
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,8 @@ def read_pickle(path: Path) -> Any:
     ):
         warnings.simplefilter("ignore")  # torch warns about objects that it then refuses
         try:
-            try:
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except RuntimeError as error:
-                if "mmap" not in str(error):  # files of torch < 1.6 are no archives and cannot be mapped
-                    raise
-                return torch.load(path, map_location="cpu", weights_only=True)
+            # files of torch < 1.6 are no archives and cannot be mapped
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except (pickle.UnpicklingError, KeyError) as error:  # a text file has unknown opcodes
             match = re.search(r"GLOBAL ([\w.]+)", str(error))
             if match:

@@ -118,12 +118,11 @@ def infer_config(state: State) -> CLIPConfig:
     for key, tower in towers.items():
         if tower["heads"] is None:
             sizes = (tower["width"], tower["layers"])
-            configs = (getattr(named_config(name), key) for name in MODEL_NAMES)
-            tower["heads"] = next(
-                (config.heads for config in configs if (config.width, config.layers) == sizes), None
-            )
-        if tower["heads"] is None:
-            raise InputError(f"the weights do not tell the heads of a plain {key} tower: name the model")
+            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
+            heads = [config.heads for config in named if (config.width, config.layers) == sizes]
+            if not heads:
+                raise InputError(f"the weights do not tell the heads of a plain {key} tower: name the model")
+            tower["heads"] = heads[0]
     if "visual.norm_pre.weight" in state or "visual.patch_embed.proj.bias" not in state:
         raise InputError("the weights do not tell the activation of a converted model: save it as a folder")
     added = "differential-added" in (tower["attention"] for tower in towers.values())

@@ -140,9 +140,14 @@ def _unwrapped(model: CLIP) -> CLIP:
 
 
 def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
-    """Put weights that have been read into `model`, as `load_weights` does; `source` names them in messages."""
+    """Put weights that have been read into `model`, as `load_weights` does; `source` names them in messages.
+
+    A model on the device "meta" goes to the CPU if the weights fit.
+    """
     state, published, config = weights
     check_fit(model, state, source)
+    if model.logit_scale.is_meta:
+        model.to_empty(device="cpu")
     if config is not None:
         check_same(model.config, config, source)
         model.config.preprocess = config.preprocess.model_copy()

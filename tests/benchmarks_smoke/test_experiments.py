@@ -34,7 +34,7 @@ def results(tmp_path_factory) -> Path:
     (folder / "needle.jsonl").write_text("".join(lines))
     fields = {"weights": "", "task": "retrieval", "dataset": "captions", "split": "test", "count": 10}
     fields |= {"metric": "mean_recall", "low": None, "high": None, "protocol": ""}
-    for count in (0, 16):  # K = 4 runs last, so its results are still missing
+    for count in program.DISTRACTORS:
         records = []
         arms = (("CLIP", -0.01, 0.01), ("DiffCLIP", -0.005, 0.01), ("CLIP-gated", -0.01, 0.3))
         for model, gain, noise in arms:
@@ -49,7 +49,7 @@ def results(tmp_path_factory) -> Path:
             records.append(Record(model="CLIP-same-rate", seed=0, value=0.4, **fields))
         study = folder / "study_b" / f"k{count}"
         write_records(study / "results.jsonl", records)
-        # at K = 16 both models have the common learning rate, at K = 0 only CLIP has it
+        # with distractors both models have the common learning rate, without them only CLIP has it
         rates = {"CLIP": 2e-3, "DiffCLIP": 2e-3 if count else 1e-3}
         runs = [json.dumps({"group": "models", "arm": arm, "lr": lr}) + "\n" for arm, lr in rates.items()]
         (study / "runs.jsonl").write_text("".join(runs))
@@ -75,8 +75,8 @@ def test_runs_at_the_common_learning_rate_are_not_repeated(results: Path) -> Non
     by_run = values[values["distractors"] == 16].set_index(["model", "seed"])["value"]
     assert by_run["CLIP-same-rate"].tolist() == [0.4, *by_run["CLIP"][1:]]
     seeds = program.compare_clutter(values)[1].set_index(["distractors", "model"])["seeds"]
-    pairs = {(n, model) for n in (0, 16) for model in ("DiffCLIP", "CLIP-gated")}
-    assert set(seeds.index) == pairs | {(16, "DiffCLIP-same-rate")}
+    pairs = {(n, model) for n in program.DISTRACTORS for model in ("DiffCLIP", "CLIP-gated")}
+    assert set(seeds.index) == pairs | {(n, "DiffCLIP-same-rate") for n in (4, 16)}
     assert seeds[16, "DiffCLIP-same-rate"] == len(SEEDS)
 
 

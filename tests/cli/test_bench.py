@@ -16,12 +16,8 @@ from diffclip.errors import InputError
 def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = {"vision": Shape(1, 4, 10, 8), "text": Shape(1, 4, 6, 8, causal=True)}
     monkeypatch.setitem(attention.SHAPES, "cpu", shapes)
-    monkeypatch.setattr(attention, "why_not", _no_kernels)
-
-
-def _no_kernels(name: str, inputs: object) -> str | None:
     # Triton's interpreter, which other tests use, would take minutes
-    return "no kernels here" if "triton" in name else None
+    monkeypatch.setattr(attention, "why_not", lambda name, _: "no kernels here" if "triton" in name else None)
 
 
 def test_bench_prints_a_table_and_advice_or_json() -> None:

@@ -58,9 +58,10 @@ def transformers_model(**changes: Any) -> Any:
     return model.eval()
 
 
-def same(ours: CLIP, images: torch.Tensor, texts: torch.Tensor) -> None:
+def same(ours: CLIP, images: torch.Tensor, texts: torch.Tensor | None = None) -> None:
     torch.testing.assert_close(ours.encode_image(IMAGES), images, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours.encode_text(TOKENS), texts, rtol=1e-5, atol=1e-5)
+    if texts is not None:
+        torch.testing.assert_close(ours.encode_text(TOKENS), texts, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +160,7 @@ def test_a_transformers_folder_is_converted_to_a_differential_model(tmp_path: Pa
     config = preprocess.preprocess
     assert config.mean == (0.1, 0.2, 0.3)
     assert (config.resize, config.interpolation) == (size + 2, "bilinear")
-    theirs = model.get_image_features(IMAGES).pooler_output
-    torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
+    same(ours, model.get_image_features(IMAGES).pooler_output)
     with pytest.raises(InputError, match="differential-added attention already"):
         call(tmp_path / "ours", tmp_path / "twice", "--to-differential")
     with pytest.raises(InputError, match="no published layout"):
@@ -173,8 +173,7 @@ def test_weights_in_half_precision_are_read_in_float32(tmp_path: Path, capsys) -
     ours = read_foreign(f"transformers:{tmp_path / 'half'}")
     assert "no image processor: images are prepared as OpenAI's" in capsys.readouterr().err
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
-    theirs = model.float().get_image_features(IMAGES).pooler_output
-    torch.testing.assert_close(ours.encode_image(IMAGES), theirs, rtol=1e-5, atol=1e-5)
+    same(ours, model.float().get_image_features(IMAGES).pooler_output)
 
 
 @pytest.fixture
@@ -192,15 +191,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "weights.pt"
 
 
-@torch.no_grad()
-def same_images(ours, theirs) -> None:
-    torch.testing.assert_close(ours.encode_image(IMAGES), theirs.encode_image(IMAGES), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("between", ["/", ":"])
 def test_open_clip_weights_are_read_by_architecture_and_file(tiny: Path, between: str) -> None:
     ours, model = read_foreign(f"open_clip:tiny{between}{tiny}"), open_clip_model()
-    same_images(ours, model)
+    same(ours, model.encode_image(IMAGES))
     assert (ours.config.preprocess.resize, ours.config.preprocess.interpolation) == (None, "bicubic")
     half = tiny.with_name("half.pt")
     half.write_bytes(tiny.read_bytes()[:5000])
@@ -233,7 +227,7 @@ def test_a_tag_decides_the_activation_and_the_preprocessing(tiny: Path, capsys) 
     ours, model = read_foreign("open_clip:tiny/Squashed"), open_clip_model(quick_gelu=True)
     assert "Squashed was trained with QuickGELU, which is taken in place of tiny's" in capsys.readouterr().err
     assert ours.config.vision.activation == ours.config.text.activation == "quick_gelu"
-    same_images(ours, model)
+    same(ours, model.encode_image(IMAGES))
     _, _, theirs = open_clip.create_model_and_transforms("tiny", "squashed", quick_gelu=True)
     image = Image.effect_noise((70, 50), 80).convert("RGB")
     transform = EvalTransform(32, ours.config.preprocess)

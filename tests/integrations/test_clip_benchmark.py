@@ -116,6 +116,7 @@ def test_default_output_is_one_file_per_model_with_its_given_name(weights, scene
         (["--dataset", "cifar11"], "Unsupported dataset: cifar11; .*--dataset wds/NAME"),
         (["--dataset_root", "CAPTIONS"], "Classes not specified for wds/shapes; .*--task zeroshot_retrieval"),
         (["--output", "taken/{dataset}.json"], r"cannot write taken/shapes\.json"),
+        (["--output", "{set}.json"], r"the template {set}\.json .* use {model}, {pretrained}"),
         pytest.param(
             ["--task", "linear_probe"],
             "needs CUDA: use diffclip evaluate --task linear-probe",

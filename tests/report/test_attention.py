@@ -12,11 +12,9 @@ from diffclip.focus.maps import visible_part
 from diffclip.focus.view import View
 from diffclip.report.attention import (
     MOST_HITS,
-    RELEVANCE_FLOOR,
     Cell,
     attend_figures,
     grid_figure,
-    scale_of,
     search_sheet,
 )
 from diffclip.search import Hit
@@ -49,10 +47,6 @@ def test_visible_part_equals_the_model_input(size: tuple[int, int], resize: int 
     visible = np.asarray(visible_part(image, preprocess, 32))
     # a crop of whole pixels may be off by up to half a pixel of the small image
     assert np.abs(visible - model_input).max() < 0.75 * 255 / 32
-
-
-def test_weak_relevance_is_drawn_on_the_smallest_scale() -> None:
-    assert scale_of([np.full((4, 4), 0.003)], RELEVANCE_FLOOR).get_clim() == (0, RELEVANCE_FLOOR)
 
 
 @pytest.mark.parametrize("texts", [1, 2])

@@ -73,15 +73,6 @@ def test_a_larger_value_is_not_always_better(metric, word):
     assert verdict_text(table.iloc[0]) == word
 
 
-def test_one_run_per_model_gives_no_verdict():
-    results, table = compared(made({"CLIP": 0.2, "DiffCLIP": 0.6}, seeds=(0,)))
-    assert set(table["verdict"]) == {"one run"}
-    assert table["p"].isna().all()
-    text = headline(results, table)
-    assert text.endswith("One run each: another seed or processor can turn this around.")
-    assert "better" not in text
-
-
 def test_a_study_has_one_primary_endpoint(tmp_path):
     results = read_results([write_study(tmp_path, {"CLIP": 0.4, "DiffCLIP": 0.4, "DiffCLIP-vision": 0.4})])
     measure, pair = primary_of(results)

@@ -142,6 +142,11 @@ def test_charts_of_many_models_keep_the_compared_pair_and_say_how_many_are_left_
         assert chart.caption.endswith(" 5 of 7 models.")
 
 
+def test_dollar_signs_in_names_are_no_formulas(tmp_path):
+    report = build_report(results_from(made({"$x^{$ CLIP": 0.4, "$x^{$ DiffCLIP": 0.4}, seeds=(0,))))
+    assert len(write_charts(tmp_path, report)) == len(list(tmp_path.glob("*.png"))) > 1
+
+
 def test_the_claims_of_section_4_6_are_judged(study):
     table = claims_table(read_results([study])).frame
     vision = table[table["claim"] == "DiffCLIP-vision − CLIP"].set_index("task")["paper"].to_dict()

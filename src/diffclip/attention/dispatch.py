@@ -136,11 +136,7 @@ def differential_attention_packed(
 
 
 def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
-    """Return the backend for differential attention of q [B, 2·H, N, d] and v [B, H, N, e].
-
-    Raises:
-        InputError: unknown backend.
-    """
+    """Return the backend for differential attention of q [B, 2·H, N, d] and v [B, H, N, e]."""
     if check_backend(backend) == "auto":
         if dropout_p > 0:
             return "eager"

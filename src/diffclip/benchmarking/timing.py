@@ -21,10 +21,10 @@ _LEAST_ROUNDS = 3
 _SAMPLE_MS = 4.0  # of work in a sample on a GPU, because the events' resolution is limited
 
 
-def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = True) -> Sampler:
+def make_sampler(calls: Sequence[Call], device: torch.device) -> Sampler:
     """Warm up `calls`, the same work on different inputs; return a sampler of the mean milliseconds of a call.
 
-    On a GPU it replays a graph of the calls if `record` is set. Errors of the calls are not caught.
+    On a GPU it replays a graph of the calls. Errors of the calls are not caught.
     """
     if device.type != "cuda":
         _run_all(calls)
@@ -35,15 +35,14 @@ def make_sampler(calls: Sequence[Call], device: torch.device, record: bool = Tru
         _run_all([*calls, *calls])
     torch.cuda.synchronize(device)
     run: Call = functools.partial(_run_all, calls)
-    if record:
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, stream=stream):
-                _run_all(calls)
-            run = graph.replay
-        except RuntimeError:  # some work waits for the host
-            torch.cuda.synchronize(device)
-            _side_stream.cache_clear()  # the failed recording may have left it unusable
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            _run_all(calls)
+        run = graph.replay
+    except RuntimeError:  # some work waits for the host
+        torch.cuda.synchronize(device)
+        _side_stream.cache_clear()  # the failed recording may have left it unusable
     run_ms = _time_by_events(run, 1, device)
     repeats = max(1, min(200, round(_SAMPLE_MS / max(run_ms, 1e-3))))
     return lambda: _time_by_events(run, repeats, device) / len(calls)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diffclip.cli.console import Device, read_images, say_skipped, show_progress
-from diffclip.errors import InputError, require_group
+from diffclip.errors import Fault, InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.focus.view import View
 from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from diffclip.data.workers import Progress
-    from diffclip.errors import Fault
     from diffclip.focus.attend import Prepared
 
 _DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"
@@ -105,12 +103,9 @@ def attend(
 
     with show_progress("attend") as progress:
         attended = attend_to(loaded, readable_images(progress), texts, view)
-    with warnings.catch_warnings():
-        # characters that the font lacks are drawn as boxes
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        names = [path.name for path in read]
-        figures = attend_figures(attended, views, names, texts, view) if drawn else []
-        written = write_figures(drawn, figures, len(names))
+    names = [path.name for path in read]
+    figures = attend_figures(attended, views, names, texts, view) if drawn else []
+    written = write_figures(drawn, figures, len(names))
     for path in outputs:
         if path not in drawn:
             written.append(write_arrays(path, attended, list(map(str, read)), texts, view.method))

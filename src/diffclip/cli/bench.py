@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diffclip.cli.console import Device, print_table, show_progress
+from diffclip.cli.console import Device, print_table, say, show_progress
 from diffclip.errors import InputError
 from diffclip.model_source import pick_device
 
@@ -49,7 +49,7 @@ def bench(
                 progress("towers", 1, len(attention.SHAPES["cuda"]))
         from diffclip.attention.kernels.tuning import plan_file
 
-        typer.echo(f"block sizes kept in {plan_file(chosen_device)}", err=True)
+        say(f"block sizes kept in {plan_file(chosen_device)}")
     with show_progress("bench") as progress:
         started, reported = time.perf_counter(), 0
 

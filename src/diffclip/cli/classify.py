@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diffclip.cli.console import Device, ModelName, print_table, read_images, say_skipped, show_progress
-from diffclip.errors import InputError, explain_errors
-from diffclip.files import printable
-from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
+from diffclip.errors import Fault, InputError
+from diffclip.files import printable, read_text
+from diffclip.model_source import MODEL_HELP, Loaded, find_model, load_with_origin, pick_device
 
 if TYPE_CHECKING:
     from PIL import Image
-
-    from diffclip.errors import Fault
-    from diffclip.model_source import Loaded
 
 _BATCH = 64
 
@@ -71,12 +68,10 @@ def parse_labels(labels: str) -> list[str]:
     """Split labels at commas, or read them from the file named after an @, one per line. An empty label, or the same
     label twice (in any case), raises `InputError`."""
     if labels.startswith("@"):
-        file = Path(labels[1:])
-        with explain_errors(f"cannot read labels from {file}", "give a text file with one label per line"):
-            lines = file.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_text(Path(labels[1:])).split("\n")
         names = [line.strip() for line in lines if line.strip()]
         if not names:
-            raise InputError(f"{file} has no label in it: write one per line")
+            raise InputError(f"{labels[1:]} has no label in it: write one per line")
     else:
         names = [name.strip() for name in labels.split(",")]
     if not all(names):

@@ -25,7 +25,7 @@ _NAMED = 5
 _SECONDS_A_LINE = 15.0
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")]
-ModelName = Annotated[str | None, typer.Option(help="Model in a published file that fits several.")]
+ModelName = Annotated[str | None, typer.Option(help="Name of the model, if a published file fits several.")]
 Processes = Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)]
 Changes = Annotated[
     list[str] | None, typer.Argument(help="Changes to the recipe or study.", metavar="[KEY=VALUE]...")
@@ -61,13 +61,18 @@ def print_table(titles: Sequence[str], sides: str, rows: Iterable[Sequence[Rende
     table_console().print(table)
 
 
+def say(line: str) -> None:
+    """Print a line on stderr at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def say_skipped(items: str, faults: Sequence[Fault]) -> None:
     """Print on stderr that `items` were skipped, with the first few `faults`. Print nothing if there is no fault."""
     if not faults:
         return
     details = "; ".join(printable(f"{fault.name}: {fault.reason}") for fault in faults[:_NAMED])
     suffix = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-    print(f"diffclip: skipped {items}: {details}{suffix}", file=sys.stderr)
+    say(f"diffclip: skipped {items}: {details}{suffix}")
 
 
 def none_readable_error(faults: Sequence[Fault]) -> InputError:
@@ -161,7 +166,6 @@ def _make_line_printer(title: str) -> Progress:
             printed = now
             share, rate = 100 * counts[kind] / total, counts[kind] / (now - since[kind])
             remaining = (total - counts[kind]) / rate
-            line = f"{share:3.0f} %, {_format_rate(rate)}, {remaining:.0f} s left: {kind}: {title}"
-            print(line, file=sys.stderr, flush=True)
+            say(f"{share:3.0f} %, {_format_rate(rate)}, {remaining:.0f} s left: {kind}: {title}")
 
     return advance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,23 +11,20 @@ from typing import Annotated
 import typer
 
 from diffclip.cli.console import show_progress
+from diffclip.errors import StoppedError, require_group, require_report
 
 
 @contextmanager
 def explain_stops(folder: Path) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into a `StoppedError` that says how to continue; finished parts are in `folder`."""
-    from diffclip.errors import StoppedError
-
-    is_main = threading.current_thread() is threading.main_thread()
-    before = is_main and signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
     print(f"{folder}: loading PyTorch, then finished parts are reused and the others made", flush=True)
     try:
         yield
     except (StoppedError, KeyboardInterrupt) as error:
         raise StoppedError(f"{folder}: stopped, the state is saved: the same command goes on") from error
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def demo(
@@ -43,8 +39,6 @@ def demo(
 
     A second call reuses finished parts. One seed takes five to nine minutes on 2 CPU cores.
     """
-    from diffclip.errors import require_group, require_report
-
     require_group("train", "lightning", "tensorboard")
     require_report()
     with explain_stops(folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from diffclip.cli.console import Device, ModelName, say_skipped, show_progress
+from diffclip.cli.console import Device, ModelName, say, say_skipped, show_progress
 from diffclip.data.published_sets import BUILT_IN, set_folder
-from diffclip.model_source import MODEL_HELP, find_model, pick_device, runs_in
+from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
+from diffclip.files import check_writable
+from diffclip.model_source import MODEL_HELP, Loaded, find_model, load_with_origin, pick_device, runs_in
 
 if TYPE_CHECKING:
     from diffclip.data.workers import Progress
-    from diffclip.errors import Fault
     from diffclip.evaluation.records import Record
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Measured
     from diffclip.evaluation.suite import Entry
-    from diffclip.model_source import Loaded
 
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
@@ -56,7 +55,8 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help=_DATA)] = None,
     suite: Annotated[SuiteName | None, typer.Option(help="Run a whole suite of tasks.")] = None,
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder of sets, by name; it comes before the working directory.")
+        Path | None,
+        typer.Option(help="Folder that holds the sets; it is searched before the working directory."),
     ] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
@@ -93,8 +93,6 @@ def evaluate(
     Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
     the records.
     """
-    from diffclip.errors import DiffCLIPError, InputError, require_group
-
     require_group("report", "pandas", "scipy", "statsmodels")
     _check(models, data, suite, skip_missing, task, split, corrupt)
     sources = [run for model in models or [] for run in runs_in(model)]
@@ -104,8 +102,6 @@ def evaluate(
         set_folder(data, data_root)
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets, run_entries
-    from diffclip.files import check_writable
-    from diffclip.model_source import load_with_origin
 
     entries = _entries(suite, data, task, split, corrupt)
     if prompt is not None and all(entry.task not in ("focus", "faithfulness") for entry in entries):
@@ -138,7 +134,7 @@ def evaluate(
             except InputError as error:
                 if alone:
                     raise
-                print(f"{source}: FAILED: {error}", file=sys.stderr, flush=True)
+                say(f"{source}: FAILED: {error}")
                 failures.append(error)
                 tasks += 1
                 continue
@@ -153,19 +149,18 @@ def evaluate(
                 if measured.error:
                     failures.append(measured.error)
                 if not alone:
-                    print(_describe_entry(loaded, measured), file=sys.stderr, flush=True)
+                    say(_describe_entry(loaded, measured))
     _show(records, results, several, json_lines)
     if results.replaced:
-        print(
+        say(
             f"diffclip: {results.replaced} earlier results in {output} are replaced, as files, weights, settings or "
-            "the version have changed: give another --output to keep both",
-            file=sys.stderr,
+            "the version have changed: give another --output to keep both"
         )
     skipped = [fault for fault in faults if fault.kind != "note"]
     say_skipped(f"{len(skipped)} samples, shards or masks", skipped)
     for fault in faults:
         if fault.kind == "note":
-            print(f"diffclip: {fault}", file=sys.stderr)
+            say(f"diffclip: {fault}")
     if len(failures) == 1 and not several:
         raise failures[0]
     if failures:
@@ -221,8 +216,6 @@ def _check(
     corrupt: str | None,
 ) -> None:
     """Check the options before anything heavy is imported."""
-    from diffclip.errors import InputError
-
     if not models:
         raise InputError(
             "there is no model to measure: name a run folder, a file of weights or a folder of runs"
@@ -243,7 +236,6 @@ def _check(
 def _entries(
     name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
 ) -> tuple[Entry, ...]:
-    from diffclip.errors import InputError
     from diffclip.evaluation.corruptions import parameter
     from diffclip.evaluation.suite import SUITES, Entry
 
@@ -261,13 +253,12 @@ def _entries(
 
 def _select_present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:
     """Select the entries of a suite whose sets are there; print size and download command of the missing sets."""
-    from diffclip.errors import InputError
     from diffclip.evaluation.suite import missing_of
 
     missing = missing_of(entries, root)
     present = tuple(entry for entry in entries if not missing_of([entry], root))
     for dataset, instructions in missing.items():
-        print(f"diffclip: missing {dataset}, {instructions}", file=sys.stderr)
+        say(f"diffclip: missing {dataset}, {instructions}")
     if missing and not (present and skip):
         needed = f"suite {name} needs --data-root {root or 'FOLDER'} with {', '.join(missing)}"
         hint = ", or add --skip-missing to go on without" if present else ""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from diffclip.cli.console import say
 from diffclip.errors import InputError, require_group
 from diffclip.model_source import MODEL_HELP, find_model, load_with_origin
 
@@ -53,9 +53,8 @@ def explore(
     port = pick_port(host, port)
     loaded = [(source, load_with_origin(source)) for source in sources]
     if auth is None and host not in ("127.0.0.1", "::1", "localhost"):
-        print(
+        say(
             f"diffclip: WARNING: anyone who reaches port {port} of this machine can use the page"
-            f"{f' and find images of {folder}' if folder else ''}: set a password with --auth",
-            file=sys.stderr,
+            f"{f' and find images of {folder}' if folder else ''}: set a password with --auth"
         )
     serve(serve_in_background(loaded, folder, host, port, (name, password) if auth else None, browser))

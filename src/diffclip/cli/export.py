@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diffclip.cli.console import ModelName, show_progress
+from diffclip.cli.console import ModelName, say, show_progress
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
 from diffclip.model_source import MODEL_HELP, load_with_origin
@@ -17,7 +16,9 @@ from diffclip.model_source import MODEL_HELP, load_with_origin
 def export(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    image_size: Annotated[int | None, typer.Option(min=1, help="Fixed image size in pixels.")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Image size in pixels, fixed by the export.")
+    ] = None,
     model_name: ModelName = None,
 ) -> None:
     """Write both towers as ONNX, to be used without torch; files are kept only if onnxruntime agrees with torch.
@@ -39,7 +40,7 @@ def export(
 
         tokenizer = tokenizer_of(loaded.model.config)
     except InputError as error:
-        print(f"diffclip: no {TOKENIZER_FILE}: {error}", file=sys.stderr)
+        say(f"diffclip: no {TOKENIZER_FILE}: {error}")
     with show_progress("export") as progress:
         exported = export_onnx(loaded.model, folder, tokenizer, on_tower=lambda: progress("towers", 1, 2))
     for tower in exported:

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffclip.data.published_sets import BUILT_IN
+from diffclip.errors import InputError, require_report
+from diffclip.model_source import load_with_origin
+
 if TYPE_CHECKING:
     from diffclip.report.page import Extra
 
@@ -57,10 +61,7 @@ def report(
 
     Example: diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md
     """
-    from diffclip.errors import InputError, require_report
-
     require_report()
-    from diffclip.data.published_sets import BUILT_IN
     from diffclip.training.run_folder import METRICS_FILE
 
     if all(target is None for target in (output, tables, figures, markdown)):
@@ -102,10 +103,8 @@ def report(
 
 def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
     """Draw where each model looks, with the best (else last) weights of its first run that has a checkpoint."""
-    from diffclip.errors import InputError
     from diffclip.evaluation.run import Sets
     from diffclip.evaluation.suite import Entry
-    from diffclip.model_source import load_with_origin
     from diffclip.report.examples import paper_figures
     from diffclip.training.run_folder import read_run, run_folders
 

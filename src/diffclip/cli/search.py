@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,17 +13,17 @@ from diffclip.cli.console import (
     ModelName,
     none_readable_error,
     print_table,
+    say,
     say_skipped,
     show_progress,
 )
 from diffclip.errors import InputError, require_group
-from diffclip.files import check_not_input, check_writable, printable, write_atomically
+from diffclip.files import check_not_input, check_writable, printable
+from diffclip.focus.view import check_encoding
 from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from diffclip.search import Hit, ImageIndex
+    from diffclip.search import ImageIndex
 
 
 def search(
@@ -56,6 +54,7 @@ def search(
         raise InputError("give TEXT or --image, not both")
     if text is not None and not text.strip():
         raise InputError("the text to search for is empty: write what the images show")
+    check_encoding([text or ""])
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give a folder of images")
     if sheet is not None:
@@ -81,9 +80,11 @@ def search(
         raise none_readable_error(faults)
     hits = images.search_text(query, top) if isinstance(query, str) else images.search_image(query, top)
     if sheet is not None:
-        _write_sheet(
-            sheet, query, hits, f"{len(images):,} images in {printable(str(folder))}, by {loaded.label}"
-        )
+        from diffclip.report.attention import search_sheet, write_figures
+
+        searched = f"{len(images):,} images in {printable(str(folder))}, by {loaded.label}"
+        write_figures([sheet], [search_sheet(query, hits, searched)], 1)
+        say(f"diffclip: wrote {printable(str(sheet))}")
     if as_json:
         for rank, hit in enumerate(hits, 1):
             # in ASCII: a file name may be invalid Unicode, and any reader of JSON restores it
@@ -103,21 +104,10 @@ def _update(images: ImageIndex, workers: int) -> None:
     except InputError as error:
         if not len(images):
             raise
-        print(f"diffclip: the index is not up to date: {error}", file=sys.stderr)
+        say(f"diffclip: the index is not up to date: {error}")
         return
     if update.added or update.changed or update.removed:
-        print(
+        say(
             f"diffclip: index of {update.total:,} images: {update.added:,} added, {update.changed:,} changed, "
-            f"{update.removed:,} removed",
-            file=sys.stderr,
+            f"{update.removed:,} removed"
         )
-
-
-def _write_sheet(sheet: Path, query: str | Image.Image, hits: list[Hit], searched: str) -> None:
-    from diffclip.report.attention import search_sheet
-
-    with warnings.catch_warnings(), write_atomically(sheet) as temporary:
-        # characters that the font lacks are drawn as boxes; the table has the whole name
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        search_sheet(query, hits, searched).savefig(temporary, format=sheet.suffix[1:].lower(), dpi=144)
-    print(f"diffclip: wrote {printable(str(sheet))}", file=sys.stderr)

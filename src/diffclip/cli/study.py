@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from diffclip.cli.console import Changes
+from diffclip.cli.console import Changes, say
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown_name
+from diffclip.model_source import pick_device
 
 # a copy of GROUPS in study.plan: a wrong group is reported before that module is imported
 _GROUPS = ("sweep", "models", "ablations")
@@ -26,7 +27,9 @@ def study(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time; default: 1 on a CPU, on a GPU up to 14 by its cores."),
+        typer.Option(
+            min=1, help="Runs at a time; default: 1 on a CPU, on a GPU what its memory and the cores allow."
+        ),
     ] = None,
     threads: Annotated[
         int | None,
@@ -66,7 +69,6 @@ def study(
 
     Ctrl-C (exit code 130) and SIGTERM (exit code 75) save the current runs.
     """
-    from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown_name
     from diffclip.training.recipe_file import find_recipe
 
     if pilot is not None and not dry_run:
@@ -77,7 +79,6 @@ def study(
     find_recipe(recipe, "study_")
     import torch
 
-    from diffclip.model_source import pick_device
     from diffclip.study.grid import run_study
     from diffclip.study.place import Place, check_place, entries_of, unavailable_sets, usual_workers
     from diffclip.study.plan import GROUPS
@@ -108,15 +109,15 @@ def study(
         show_plan(resolved, place, groups, pilot)
     check_place(resolved, place, groups)
     if any(is_slow(run_recipe.precision, chosen) for run_recipe in resolved.recipes.values()):
-        _say(SLOW_BF16)
+        say(SLOW_BF16)
     for name in unavailable_sets(resolved, place, entries_of(resolved, groups)):
-        _say(
+        say(
             f"diffclip: {name} is not in {place.data}, and no command downloads it: runs are measured without it"
         )
     if dry_run:
         return
     seconds = None if minutes is None else 60 * minutes
-    tally = run_study(resolved, place, _say, groups, seconds)
+    tally = run_study(resolved, place, say, groups, seconds)
     progress = f"{tally.done} of {tally.total} runs done"
     progress += "" if tally.done == tally.total else ", the same command goes on"
     if tally.failures:
@@ -133,7 +134,3 @@ def study(
     print(f"{place.output}: {progress}")
     if not tally.out_of_time:
         print(shlex.join(["diffclip", "report", str(place.output)]))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from diffclip.cli.console import Changes, say_skipped
+from diffclip.errors import InputError, require_report
 
 
 def train(
@@ -51,7 +52,8 @@ def train(
         bool, typer.Option("--dry-run", help="Check the data, print memory and time of the run, and exit.")
     ] = False,
     gpu: Annotated[
-        str | None, typer.Option(help="With --dry-run: the GPU to plan for; default: a100-80gb.")
+        str | None,
+        typer.Option(help="With --dry-run: the GPU to plan for, such as h100; default: a100-80gb."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
@@ -63,7 +65,6 @@ def train(
 
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
-    from diffclip.errors import InputError, require_report
     from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from diffclip.cli.console import print_table
+from diffclip.cli.console import print_table, say
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import printable
+from diffclip.training.launch import Hardware
 from diffclip.training.logging import duration
 from diffclip.training.plan import GIB, GPUS, UTILIZATION, RunPlan, plan_run
+from diffclip.training.recipe import Recipe
 from diffclip.training.run import build_model, load_initial_weights, open_training_data, open_validation_data
 from diffclip.training.run_folder import check_folder, is_started
-
-if TYPE_CHECKING:
-    from diffclip.training.launch import Hardware
-    from diffclip.training.recipe import Recipe
 
 # training images to read as a trial
 _READ = 8
@@ -59,7 +55,7 @@ def show_dry_run(
             _show_plan(plan)
             print(*map(printable, findings), sep="\n")
     for problem in problems[:-1]:
-        print(f"diffclip: {problem}", file=sys.stderr)
+        say(f"diffclip: {problem}")
     if problems:
         raise InputError(problems[-1])
 

@@ -10,6 +10,11 @@ from typing import Annotated
 import typer
 
 from diffclip.cli.console import Changes, Device, show_progress
+from diffclip.cli.demo import explain_stops
+from diffclip.errors import InputError, require_group, require_report
+from diffclip.files import check_writable
+from diffclip.focus.view import check_encoding
+from diffclip.model_source import pick_device
 
 vlm = typer.Typer(
     help="Train a language model that sees through CLIP or DiffCLIP, and ask it.", no_args_is_help=True
@@ -40,8 +45,6 @@ def train(
 
     SIGTERM, SIGUSR1 and Ctrl-C save the state and end with exit code 75; --resume continues from there.
     """
-    from diffclip.errors import InputError, require_group
-
     require_group("vlm", "transformers", "accelerate")
     from diffclip.training.recipe_file import find_recipe
 
@@ -55,9 +58,8 @@ def train(
     from diffclip.vlm.train import train_stage
 
     run = run or Path("runs") / f"{Path(recipe).stem}-stage{stage}-s{resolved.seed}"
-    is_first = os.environ.get("RANK", "0") == "0"
     steps = train_stage(resolved, stage, run, resume)
-    if is_first and steps:
+    if steps and os.environ.get("RANK", "0") == "0":
         print(f"{run}: {steps} steps; the model is {run / 'model'}")
 
 
@@ -75,10 +77,6 @@ def ask(
 
     Example: diffclip vlm ask kitchen.jpg "Is there a cat in the image?" --model runs/vlm-stage2
     """
-    from diffclip.errors import InputError, require_group
-    from diffclip.focus.view import check_encoding
-    from diffclip.model_source import pick_device
-
     require_group("vlm", "transformers")
     if not all(question.strip() for question in questions):
         raise InputError("a question is empty: write a question")
@@ -121,10 +119,6 @@ def evaluate(
     --blind adds the answers without the images.
     `diffclip report` makes the paper's Table 3 from the records.
     """
-    from diffclip.errors import InputError, require_group
-    from diffclip.files import check_writable
-    from diffclip.model_source import pick_device
-
     require_group("vlm", "transformers")
     require_group("report", "pandas", "scipy", "statsmodels")
     if blind and images is not None:
@@ -156,8 +150,6 @@ def vlm_data(
 
     Samples without an image, and samples that training would refuse, are left out; the first unusable one is named.
     """
-    from diffclip.errors import require_group
-
     require_group("vlm", "transformers")
     from diffclip.vlm.conversations import filter_conversations
 
@@ -182,9 +174,6 @@ def demo(
     Takes about 22 minutes on a CPU core, and about 16 for each further seed. After a stop, the same command continues
     from the last checkpoint and reuses finished parts.
     """
-    from diffclip.cli.demo import explain_stops
-    from diffclip.errors import require_group, require_report
-
     require_group("train", "lightning", "tensorboard")
     require_report()
     require_group("vlm", "transformers", "accelerate")

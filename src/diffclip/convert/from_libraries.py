@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffclip.config import OPEN_CLIP, STATISTICS, TRANSFORMERS, mlp_ratio, parse_config
+from diffclip.config import STATISTICS, mlp_ratio, parse_config
 from diffclip.errors import InputError, explain_errors, require_group, unknown_name
 from diffclip.model import CLIP
+from diffclip.model_source import OPEN_CLIP, TRANSFORMERS
 from diffclip.published import from_published
 from diffclip.tokenizer import check_end_of_text
+from diffclip.weights import Weights, put_weights
 
 _Encode = Callable[[Tensor], Any]
 # relative to the largest feature; float32 sums in another order differ by about 1e-6
@@ -261,13 +263,9 @@ def _transformers_sizes(tower: Any, source: str) -> dict[str, Any]:
 def _assemble(
     fields: dict[str, Any], theirs: Mapping[str, Tensor], names: Sequence[tuple[str, str]], source: str
 ) -> CLIP:
-    """Build a model from a configuration and weights, in float32, on the CPU, in evaluation mode.
+    """Build a model of the configuration `fields` in float32 on the CPU, in evaluation mode, from the weights `theirs`.
 
-    Args:
-        fields: the fields of our `CLIPConfig`.
-        theirs: weights under the names of the original.
-        names: patterns of those names and their replacements, applied in order.
-        source: the name of the original in errors.
+    `names` are patterns of the original's names and their replacements, applied in order.
     """
     state: dict[str, Tensor] = {}
     for name, value in theirs.items():
@@ -277,14 +275,14 @@ def _assemble(
     state = from_published(state)  # joins queries, keys and values
     state["visual.cls_token"] = state["visual.cls_token"].reshape(1, 1, -1)
     state["visual.pos_embed"] = state["visual.pos_embed"][None]
-    model = CLIP.unfilled(parse_config(fields, source)).eval()
+    with torch.device("meta"):  # without the initial draw
+        model = CLIP(parse_config(fields, source), seed=0)
     ours, loaded = (
         {(name, t.shape) for name, t in tensors.items()} for tensors in (model.state_dict(), state)
     )
     if odd := sorted(name for name, _ in ours ^ loaded):
         raise _refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
-    model.load_state_dict(state)
-    return model
+    return put_weights(model, Weights(state, published=False, config=None), source).eval()
 
 
 @torch.no_grad()

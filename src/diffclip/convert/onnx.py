@@ -20,7 +20,7 @@ from diffclip.config import VOCABULARY, name_of
 from diffclip.convert.from_libraries import silence_warnings
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.evaluation.embed import evaluation_mode
-from diffclip.files import check_new, write_atomically, write_text
+from diffclip.files import write_atomically, write_text
 from diffclip.model import CLIP
 
 OPSET = 20  # the first opset with a Gelu operator; onnxruntime has it since 1.17
@@ -89,7 +89,6 @@ def export_onnx(
         DiffCLIPError: the features of onnxruntime are further than `TOLERANCE` from those of torch.
     """
     folder = Path(folder)
-    check_new(folder)
     scale = model.logit_scale
     if scale.device.type != "cpu" or scale.dtype != torch.float32:
         raise InputError(f"the model is {scale.dtype} on {scale.device}: move it to the CPU in float32 first")
@@ -192,8 +191,8 @@ def describe_export(model: CLIP, with_tokenizer: bool) -> dict[str, Any]:
         "file": TOKENIZER_FILE if with_tokenizer else None,
     }
     image, text = (
-        {"file": f"{name}.onnx", "input": inputs, "output": f"{name}_features"}
-        for name, inputs in (("image", "images"), ("text", "tokens"))
+        {"file": tower.file, "input": tower.input, "output": tower.output}
+        for tower in (Tower(model, "image"), Tower(model, "text"))
     )
     return {
         "model": name_of(config),

@@ -31,7 +31,9 @@ RANDOM = "random"
 # `run_command` puts these before the user's options; of equal options the last one counts. clip_benchmark's default for
 # --output has the last part of the weights' path only, so two files called checkpoint_best.pt would share an output.
 DEFAULTS = {
-    **{"--model": MODEL_TYPE, "--pretrained": RANDOM, "--model_type": MODEL_TYPE},
+    "--model": MODEL_TYPE,
+    "--pretrained": RANDOM,
+    "--model_type": MODEL_TYPE,
     "--output": "{dataset}_{pretrained_full_path}_{model}_{language}_{task}.json",
 }
 _HELP = (
@@ -65,8 +67,8 @@ def load_diffclip(
     Args:
         model_name: any label. If it is one of our models' names, it must match the weights; for a published
             file, which has no configuration, it names the model.
-        pretrained: a run folder, a saved folder, a published file or `hf-hub:OWNER/NAME`. "random" (or nothing) gives
-            the model called `model_name` random weights, and a line on stderr says so.
+        pretrained: a model that `diffclip.load` takes. "random" (or nothing) gives the model called `model_name` random
+            weights, and a line on stderr says so.
         cache_dir: not used; the hub's client has its own settings (`HF_HOME`).
 
     Raises:
@@ -139,7 +141,10 @@ class _Output(str):
 
     def format(self, *args: object, **fields: object) -> str:
         """Return the path if it can be written. Check this now: clip_benchmark opens the file after the last image."""
-        name = super().format(*args, **{key: str(value).replace("/", "_") for key, value in fields.items()})
+        fields = {key: str(value).replace("/", "_") for key, value in fields.items()}
+        names = ", ".join(f"{{{name}}}" for name in fields)
+        with explain_errors(f"the template {self} of --output cannot be filled in", f"use {names}"):
+            name = super().format(*args, **fields)
         check_writable(name)
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         return name

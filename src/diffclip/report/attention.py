@@ -6,6 +6,7 @@ Shapes: P images, T texts, h × w patches, S pixels of an image's edge.
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -256,10 +257,13 @@ def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) 
     A figure takes 10 MB, so each is written before the next is drawn.
     """
     written = []
-    for number, figure in enumerate(figures, 1):
-        for path in paths:
-            file = path if count == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-            with write_atomically(file) as temporary:
-                figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=144)
-            written.append(file)
+    with warnings.catch_warnings():
+        # characters that the font lacks are drawn as boxes
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        for number, figure in enumerate(figures, 1):
+            for path in paths:
+                file = path if count == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+                with write_atomically(file) as temporary:
+                    figure.savefig(temporary, format=path.suffix.lower()[1:], dpi=144)
+                written.append(file)
     return written

@@ -14,13 +14,7 @@ from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_me
 from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import MARGIN
 from diffclip.report.names import ASIDE, in_order, measure_label
-from diffclip.study.results import (
-    RUNS_FILE,
-    STUDY_FILE,
-    read_study_file,
-    read_timing,
-    saved_curves,
-)
+from diffclip.study.results import RUNS_FILE, STUDY_FILE, read_study_file, read_timing, saved_curves
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
 _HEADLINES = {
@@ -85,7 +79,9 @@ def read_results(paths: Sequence[str | Path]) -> Results:
     if len(studies) > 1:
         raise InputError(f"{studies[0]} and {studies[1]} are two studies: give one of them")
     curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
-    records = load_records(_with_records(sources))
+    # folders without results have runs that were not evaluated
+    evaluated = [path for path in sources if not path.is_dir() or next(path.rglob(RESULTS_FILE), None)]
+    records = load_records(evaluated)
     if records.empty and not curves:
         names = ", ".join(map(str, sources))
         raise InputError(
@@ -203,8 +199,3 @@ def _short_names(runs: Iterable[Path]) -> dict[Path, str]:
     while len({path.parts[-length:] for path in paths}) < len(paths):
         length += 1
     return {path: "/".join(path.parts[-length:]) for path in paths}
-
-
-def _with_records(sources: Sequence[Path]) -> list[Path]:
-    """Leave out folders without results, because their runs were not evaluated."""
-    return [path for path in sources if not path.is_dir() or next(path.rglob(RESULTS_FILE), None)]

@@ -135,7 +135,7 @@ def metric_label(row: Mapping[str, Any]) -> str:
         name = f"{_TASKS.get(task, task)}: {name}"
     elif task not in _BARE:
         name = f"{_TASKS.get(task, task)} {name}"
-    if _has(row, "epsilon"):
+    if pd.notna(row.get("epsilon")):
         name = f"{name}, ε={row['epsilon']:g}/255"
     return f"{name}: {pattern}" if pattern else name
 
@@ -147,13 +147,13 @@ def measure_label(row: Mapping[str, Any]) -> str:
     parts = [metric_label(row)]
     if row["task"] not in ASIDE:
         parts.append(DATASETS.get(row["dataset"], str(row["dataset"])))
-        if _has(row, "corruption"):
+        if pd.notna(row.get("corruption")):
             parts.append(f"{row['corruption']} {row['severity']}")
         if str(row["task"]).startswith("pope") and row["split"] != "overall":
             parts.append(str(row["split"]))
-    if _has(row, "map"):
+    if pd.notna(row.get("map")):
         parts.append(MAPS.get(row["map"], str(row["map"])))
-    parts += [f"{name} {int(row[name])}" for name in ("layer", "head") if _has(row, name)]
+    parts += [f"{name} {int(row[name])}" for name in ("layer", "head") if pd.notna(row.get(name))]
     return ", ".join(parts)
 
 
@@ -182,7 +182,7 @@ def percent(value: float | None, share: bool = True, sign: bool = False) -> str:
 
 def interval(low: float | None, high: float | None, share: bool = True, sign: bool = False) -> str:
     """Write an interval as "46.1 to 50.5"; empty if a bound is missing."""
-    if low is None or high is None or pd.isna(low) or pd.isna(high):
+    if pd.isna(low) or pd.isna(high):
         return ""
     return f"{percent(low, share, sign)} to {percent(high, share, sign)}"
 
@@ -194,8 +194,3 @@ def p_text(p: float | None) -> str:
     if p < 0.001:
         return "< 0.001"
     return "0.049" if 0.0495 <= p < 0.05 else f"{p:.{1 if p < 0.0095 else 2}g}"
-
-
-def _has(row: Mapping[str, Any], name: str) -> bool:
-    value = row.get(name)
-    return value is not None and not pd.isna(value)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -41,6 +40,7 @@ _RC: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "text.color": INK,
+    "text.parse_math": False,  # names may hold dollar signs, which are not formulas
     "axes.labelsize": 9.5,
     "axes.titlesize": 10.5,
     "axes.titlelocation": "left",
@@ -55,9 +55,7 @@ style = partial(mpl.rc_context, _RC)
 
 def new_figure(width: float, height: float) -> Figure:
     """Make a figure without pyplot, which would keep the figure in memory and ask for a window system."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def colors_of(models: Sequence[str]) -> dict[str, str]:
@@ -70,12 +68,15 @@ def colors_of(models: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def png_of(figure: Figure, dpi: int = 144) -> bytes:
-    """Return a figure as a small PNG."""
-    buffer = io.BytesIO()
+def png_of(figure: Figure, dpi: int) -> bytes:
+    """Return a figure as a small PNG, in the 256 colors that fit it best."""
+    drawn, reduced = io.BytesIO(), io.BytesIO()
     with style():
-        figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-    return quantize_png(buffer.getvalue())
+        figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    with Image.open(drawn) as image:
+        colors = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    colors.save(reduced, "PNG", optimize=True)
+    return reduced.getvalue()
 
 
 def write_png(file: Path, figure: Figure) -> Path:
@@ -83,12 +84,3 @@ def write_png(file: Path, figure: Figure) -> Path:
     with write_atomically(file) as temporary:
         temporary.write_bytes(png_of(figure, dpi=110))
     return file
-
-
-def quantize_png(png: bytes) -> bytes:
-    """Reduce a PNG to the 256 colors that fit it best."""
-    buffer = io.BytesIO()
-    with Image.open(io.BytesIO(png)) as image:
-        reduced = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    reduced.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()

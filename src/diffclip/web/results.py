@@ -99,40 +99,41 @@ def render_looks(
     scales[_PATCH] = scale_of([look.patches for _, look, _ in looks])
     text_colors = _text_colors(len(texts))
     cards = [
-        {"model": model, "image": image_uri(image), **_card(look, texts, method, scales, text_colors)}
+        {"model": model, "image": image_uri(image), **_card(look, texts, scales, text_colors)}
         for model, look, image in looks
     ]
-    legends = [_legend(scale) | _visibility(name, None, method) for name, scale in scales.items()]
+    legends = [{"method": name, **_legend(scale)} for name, scale in scales.items()]
     colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
-    return _TEMPLATE.render(cards=cards, scales=legends, colors=colors, opacity=opacity, scene=scene)
+    return _TEMPLATE.render(
+        cards=cards, scales=legends, colors=colors, method=method, opacity=opacity, scene=scene
+    )
 
 
 def _card(
     look: Look,
     texts: Sequence[str],
-    method: str,
     scales: Mapping[str, ScalarMappable],
     text_colors: NDArray[np.uint8],
 ) -> dict[str, Any]:
-    """Collect the maps and numbers of one model."""
+    """Collect the maps and numbers of one model, each with its `method` and, if it is about one text, `text`."""
     all_texts: list[int | None] = list(range(len(texts)))
     segments = {
+        "method": _SEGMENTATION,
         "uri": _png_uri(text_colors[look.segments]),
         "alt": "The nearest text of each place, by color",
         "shares": np.bincount(look.segments.ravel(), minlength=len(texts)) / look.segments.size,
-        **_visibility(_SEGMENTATION, None, method),
     }
     layers = [
-        _layer(look, name, text, texts, scale) | _visibility(name, text, method)
+        {"method": name, "text": text, **_layer(look, name, text, texts, scale)}
         for name, scale in scales.items()
         if name != _PATCH
         for text in (all_texts if name in OF_TEXTS else [None])
     ]
     return {
         "layers": [*layers, segments],
-        "atlas": _atlas(look, scales[_PATCH]) | _visibility(_PATCH, None, method),
+        "atlas": {"method": _PATCH, **_atlas(look, scales[_PATCH])},
         "numbers": [
-            {"terms": _terms(heatmap)} | _visibility(name, text, method)
+            {"method": name, "text": text, "terms": _terms(heatmap)}
             for name in METHODS
             for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
             if (heatmap := look.find(name, text))
@@ -226,8 +227,3 @@ def _terms(heatmap: Map) -> list[tuple[str, str, str]]:
                 meaning += f"; it covers {heatmap.numbers['area']:.0%} of the image"
             terms.append((title, form.format(heatmap.numbers[name]), meaning))
     return terms
-
-
-def _visibility(method: str, text: int | None, chosen_method: str) -> dict[str, Any]:
-    """Say for which choice a part of the page is visible, and if it is visible at first."""
-    return {"method": method, "text": text, "visible": method == chosen_method and text in (0, None)}
