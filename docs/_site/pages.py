@@ -1,4 +1,4 @@
-"""MkDocs hooks: the page of commands, from what typer says of each command, and the tutorial, from its notebook."""
+"""MkDocs hooks: write the page of commands from their help, and the page of the tutorial from its notebook."""
 
 import json
 import subprocess
