@@ -113,7 +113,7 @@ bench-gpu:
 
 # A call stops after MINUTES (without it, at the end) and writes OUT/study.tgz; the next call goes on from it:
 # make study-gpu PYTHON=python3 DATA=… OUT=… DONE=OUT/study.tgz. The last one is unpacked in benchmarks/results/.
-# SET='scenes.distractors=4' changes the study. Checkpoints are in RUNS.
+# SET='scenes.distractors=4' changes the study; each such study needs an OUT and RUNS of its own. Checkpoints are in RUNS.
 STUDY ?= study_b_gpu
 RUNS ?= /tmp/diffclip-study
 study-gpu:
@@ -123,19 +123,22 @@ study-gpu:
 		--runs $(RUNS)/$(basename $(notdir $(STUDY))) --output $(OUT)/results/$(basename $(notdir $(STUDY))); \
 		code=$$?; tar -czf $(OUT)/study.tgz -C $(OUT)/results . && exit $$code
 
-# The experiments of docs/experiments.md; stopped, they go on where they were.
+# The experiments of docs/experiments.md; stopped, they go on where they were. FLAGS=--dry-run trains nothing, and prints
+# hours and the detectable difference.
 study-a: $(READY)
-	$(VENV)/bin/diffclip study study_a --data $(DATA) --runs runs/study_a --output benchmarks/results/study_a --workers 2
+	$(VENV)/bin/diffclip study study_a --data $(DATA) --runs runs/study_a --output benchmarks/results/study_a --workers 2 $(FLAGS)
 	$(VENV)/bin/diffclip report benchmarks/results/study_a --markdown docs/results/study_a.md --figures docs/figures
+	$(VENV)/bin/diffclip report benchmarks/results/study_a/results.jsonl --markdown docs/results/study_a_models.md \
+		--figures docs/figures --title "Experiment A: every model against CLIP"
 
 study-b: $(READY)
 	for part in '0 --only sweep --only models' '16 --only sweep --only models' 0 16 4; do set -- $$part; count=$$1; shift; \
 		$(VENV)/bin/diffclip study study_b scenes.distractors=$$count "$$@" --runs runs/study_b/k$$count \
-		--output benchmarks/results/study_b/k$$count --workers 2 || exit $$?; done
+		--output benchmarks/results/study_b/k$$count --workers 2 $(FLAGS) || exit $$?; done
 	$(RUN) benchmarks.experiments
 
 study-c: $(READY)
-	$(RUN) benchmarks.needle
+	$(RUN) benchmarks.needle $(FLAGS)
 	$(RUN) benchmarks.experiments
 
 study-cpu: $(READY)

@@ -18,11 +18,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from scipy import stats
 
+from benchmarks import needle
 from benchmarks.about import parser_of, write_json
 from diffclip import load_records
 from diffclip.evaluation.results_file import read_outcomes
 from diffclip.evaluation.statistics import compare_arms, mean_interval, with_verdicts
 from diffclip.files import write_text
+from diffclip.report.compare import is_above_chance
 from diffclip.report.names import interval, p_text, percent
 from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
 from diffclip.report.tables import Table
@@ -38,7 +40,6 @@ OVER_IMAGES = (PRIMARY, ("DiffCLIP", "CLIP-as-DiffCLIP"), ("CLIP-as-DiffCLIP", "
 RIVALS = ("CLIP-half-heads", "CLIP-gated", "CLIP-registers")
 ZERO_SHOT = ("colours", "counts", "shapes")
 NEEDLE_CONTRASTS = [PRIMARY, ("DiffCLIP", "CLIP-half-heads"), ("CLIP-gated", "CLIP")]
-NEEDLE_PRIMARY = ("shared", 64, 1.0)
 CHANCE = 12.5
 _CELL = ["kind", "tokens", "strength"]
 _WHY = {
@@ -59,7 +60,7 @@ def needle_values(frame: pd.DataFrame) -> pd.DataFrame:
 def compare_needle(values: pd.DataFrame) -> pd.DataFrame:
     """Compute the contrasts of each cell; all but the primary one are corrected together."""
     parts = {
-        cell: _contrasts(group, NEEDLE_CONTRASTS, PRIMARY if cell == NEEDLE_PRIMARY else None)
+        cell: _contrasts(group, NEEDLE_CONTRASTS, PRIMARY if cell == needle.PRIMARY else None)
         for cell, group in values.groupby(_CELL, sort=False)
     }
     return with_verdicts(pd.concat(parts, names=_CELL).reset_index(_CELL).reset_index(drop=True))
@@ -91,6 +92,15 @@ def needle_page(file: Path, docs: Path) -> None:
     why = {"noise": _describe_cells(differential)} | {
         title: [_median(seeds) for seeds in differential[name]] for title, name in _WHY.items()
     }
+    for model in ("CLIP", "CLIP-half-heads"):
+        why[f"of {model}"] = [_median(seeds) for seeds in frame.loc[frame["model"] == model, "snr_first"]]
+    timing_file = file.with_name(f"{file.stem}_timing.json")
+    timing = json.loads(timing_file.read_text("utf-8")) if timing_file.is_file() else {}
+    costs = {
+        "model": models,
+        "parameters": [f"{_parameters(model):,}" for model in models],
+        "step time": [f"{timing[model]['ratio']:.2f}" if timing else "" for model in models],
+    }
     primary = contrasts[contrasts["primary"]].iloc[0]
     _write(
         docs / "results" / "needle.md",
@@ -103,16 +113,22 @@ def needle_page(file: Path, docs: Path) -> None:
             "[Protocol](../experiments.md#c-one-layer-one-needle).",
             _table(contrasts, {"noise": _describe_cells(contrasts)}),
             "Differences in points. p: the primary one as it is, all others corrected together (Holm).",
-            "Why: medians over seeds of DiffCLIP's layers. Signal to noise is the needle's weight over the standard "
-            "deviation of the other tokens' weights, of the best head.",
+            "Why: medians over seeds. Signal to noise is the needle's weight over the standard deviation of the other "
+            "tokens' weights, in the best head of a map.",
             Table("why", "", pd.DataFrame(why)).to_markdown(),
+            "What a model costs. A training step's time is relative to CLIP's, measured in turns.",
+            Table("costs", "", pd.DataFrame(costs)).to_markdown(),
         ],
     )
 
 
+def _parameters(arm: str) -> int:
+    return sum(weights.numel() for weights in needle.make_weights(arm, [0]).values())
+
+
 def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "captions") -> pd.DataFrame:
     """Return a measure of experiment B on held-out scenes, for the models with the most seeds: columns distractors,
-    model, seed, value, count (of items), and the model's parameters.
+    model, seed, value, low, high, chance, count (of items), and the model's parameters.
 
     If the sweep of a model chose `RATE`, its runs also count as runs of its `SAME_RATE` arm, which trains at that rate.
     """
@@ -121,7 +137,9 @@ def clutter_values(folder: Path, metric: str = "mean_recall", dataset: str = "ca
         frame = load_records(folder / f"k{count}")
         rows = frame[(frame["metric"] == metric) & (frame["dataset"] == dataset)]
         parameters = frame[frame["metric"] == "parameters"].groupby("model")["value"].first()
-        rows = rows[["model", "seed", "value", "count"]].assign(parameters=rows["model"].map(parameters))
+        rows = rows[["model", "seed", "value", "low", "high", "chance", "count"]].assign(
+            parameters=rows["model"].map(parameters)
+        )
         runs = pd.DataFrame(read_lines(folder / f"k{count}" / RUNS_FILE))
         rates = runs[runs["group"] == "models"].groupby("arm")["lr"].first()
         for arm, model in zip(SAME_RATE, PRIMARY, strict=True):
@@ -141,7 +159,7 @@ def compare_clutter(values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     pairs = [
         PRIMARY,
         ("DiffCLIP-same-time", "CLIP"),
-        *((model, SAME_RATE[1]) for model in (SAME_RATE[0], *RIVALS)),
+        *((model, SAME_RATE[1]) for model in (SAME_RATE[0], *RIVALS, "CLIP-half-heads-same-time")),
     ]
     wide = values.pivot_table(index=["model", "seed"], columns="distractors", values="value")
     changes = (wide[DISTRACTORS[-1]] - wide[DISTRACTORS[0]]).rename("value").dropna().reset_index()
@@ -171,8 +189,11 @@ def clutter_page(folder: Path, docs: Path) -> None:
     values = clutter_values(folder)
     interaction, contrasts = map(with_verdicts, compare_clutter(values))
     primary = interaction[interaction["primary"]].iloc[0]
-    parts = [compare_clutter(clutter_values(folder, "acc1", name))[0].assign(set=name) for name in ZERO_SHOT]
+    by_set = {name: clutter_values(folder, "acc1", name) for name in ZERO_SHOT}
+    parts = [compare_clutter(accuracies)[0].assign(set=name) for name, accuracies in by_set.items()]
     zero_shot = with_verdicts(pd.concat(parts, ignore_index=True).assign(primary=False))
+    learned = [name for name, accuracies in by_set.items() if _is_learned(accuracies)]
+    zero_shot.loc[~zero_shot["set"].isin(learned), "verdict"] = "not learned"
     with style():
         figure = new_figure(6.4, 4.6)
         axes = figure.subplots()
@@ -213,13 +234,34 @@ def clutter_page(folder: Path, docs: Path) -> None:
             "Differences with 95 % intervals over seeds; grey band: ±1 point. p: the primary one as it is, all others "
             "corrected (Holm), changes and values apart. [Protocol](../experiments.md#b-noise-of-the-scene).",
             _table(table, {"distractors": rows}),
-            f"Zero-shot accuracy on held-out scenes, change {change}; corrected together.",
+            f"Zero-shot accuracy on held-out scenes, change {change}; corrected together. Not learned: no model is "
+            "above chance for any K, by a test over seeds and images.",
             _table(zero_shot, {"set": zero_shot["set"]}),
+            "Zero-shot accuracy, %.",
+            _accuracies_table(by_set),
             f"Mean recall on {values['count'].max():,.0f} held-out scenes, %, and what a model costs. A training "
             "step's time is relative to CLIP's, measured in turns.",
             Table("values", "", cells.reset_index()).to_markdown(),
         ],
     )
+
+
+def _is_learned(accuracies: pd.DataFrame) -> bool:
+    groups = accuracies.groupby(["model", "distractors"])
+    return any(is_above_chance(group, "acc1") for _, group in groups)
+
+
+def _accuracies_table(by_set: dict[str, pd.DataFrame]) -> str:
+    """Make a table of accuracies: a row per model, and one of chance; a column per set and number of distractors."""
+    columns = {}
+    for name, accuracies in by_set.items():
+        for count, group in accuracies.groupby("distractors"):
+            means = group.groupby("model")["value"].mean()
+            columns[f"{name}, K = {count}"] = pd.concat(
+                [means, pd.Series({"chance": group["chance"].mean()})]
+            )
+    table = pd.DataFrame(columns).map(lambda value: "" if pd.isna(value) else percent(value))
+    return Table("accuracies", "", table.rename_axis("model").reset_index()).to_markdown()
 
 
 def over_images(runs: Path) -> pd.DataFrame:
@@ -341,7 +383,8 @@ def _sentence(row: pd.Series) -> str:
     bounds = interval(row["low"], row["high"], sign=True)
     return (
         f"{row['model']} − {row['against']} {percent(row['difference'], sign=True)} points, 95 % interval {bounds}, "
-        f"p {p if '<' in p else f'= {p}'}, {row['seeds']} seeds: {row['verdict']}"
+        f"p {p if '<' in p else f'= {p}'}, {row['seeds']} seeds: {row['verdict']}. Detectable with 80 % power: "
+        f"{percent(row['detectable'])} points"
     )
 
 
@@ -350,7 +393,8 @@ def _describe_cells(frame: pd.DataFrame) -> list[str]:
 
 
 def _median(values: Sequence[float]) -> str:
-    return f"{pd.Series(values).median():.3g}".replace("-", "−")
+    median = pd.Series(values).median()
+    return f"{median:,.0f}" if median > 999 else f"{median:.3g}".replace("-", "−")
 
 
 def _write(file: Path, title: str, parts: Sequence[str]) -> None:

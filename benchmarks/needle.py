@@ -7,7 +7,8 @@ a seed have the same initial values, data and noise. Each arm has a learning rat
 
 python -m benchmarks.needle [--output benchmarks/results/needle.jsonl] [--seeds 50] [--dry-run]
 
-The output has a line per cell and arm, with lists over seeds. The same command continues with the remaining cells.
+The output has a line per cell and arm, with lists over seeds; needle_timing.json beside it has the time of a training
+step. The same command continues with the remaining cells.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.about import parser_of
+from benchmarks.about import parser_of, write_json
 from diffclip.attention.module import HEAD_NORM_EPS
+from diffclip.benchmarking.timing import take_turns
+from diffclip.evaluation.statistics import detectable_difference
 from diffclip.files import write_text
+from diffclip.study.timing import time_of
 from diffclip.training.run_folder import read_lines
 
 WIDTH, HEADS, CLASSES = 32, 4, 8
@@ -36,6 +40,7 @@ KINDS = ("shared", "independent")
 LENGTHS, STRENGTHS = (16, 64, 256), (0.5, 1.0, 1.5, 2.0)
 MIDDLE = 64, 1.0
 """Tokens and strength of the cell in which learning rates are chosen, for each kind of noise."""
+PRIMARY = "shared", *MIDDLE
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SWEEP_SEEDS = range(1000, 1010)
 MARK = 4.0
@@ -163,24 +168,52 @@ class Data:
         return x, noise.repeat_interleave(HEADS // views, 1), place, labels[rows, place]
 
 
-def train(cell: Cell, seeds: list[int], rates: dict[str, float]) -> dict[str, dict[str, list[float]]]:
+def train(
+    cell: Cell, seeds: list[int], rates: dict[str, float], steps: int
+) -> dict[str, dict[str, list[float]]]:
     """Train every arm of every seed on the same sequences; return arm → measure → a value per seed."""
     data = Data(seeds)
     arms = {arm: make_weights(arm, seeds) for arm in rates}
     optimizers = {arm: torch.optim.Adam(weights.values(), lr=rates[arm]) for arm, weights in arms.items()}
-    for step in range(STEPS):
+    for step in range(steps):
         x, noise, _, label = data.draw(cell, BATCH)
         for arm, weights in arms.items():
-            optimizers[arm].param_groups[0]["lr"] = rates[arm] * (1 - step / STEPS)
-            logits = torch.einsum("skc,sbc->sbk", weights["classes"], attend(arm, weights, x, noise).out)
-            # a sum over models, so that each has the gradient of its own mean loss
-            loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), reduction="sum") / BATCH
-            optimizers[arm].zero_grad()
-            loss.backward()
-            optimizers[arm].step()
+            optimizers[arm].param_groups[0]["lr"] = rates[arm] * (1 - step / steps)
+            _step(arm, weights, optimizers[arm], x, noise, label)
     x, noise, place, label = data.draw(cell, TEST)
     with torch.inference_mode():
         return {arm: measure(arm, weights, x, noise, place, label) for arm, weights in arms.items()}
+
+
+def _step(
+    arm: str, weights: Weights, optimizer: torch.optim.Optimizer, x: Tensor, noise: Tensor, label: Tensor
+) -> None:
+    logits = torch.einsum("skc,sbc->sbk", weights["classes"], attend(arm, weights, x, noise).out)
+    # a sum over models, so that each has the gradient of its own mean loss
+    loss = F.cross_entropy(logits.flatten(0, 1), label.flatten(), reduction="sum") / BATCH
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def time_steps(seeds: list[int]) -> dict[str, dict[str, float]]:
+    """Measure a training step of each arm in the primary cell, in turns: milliseconds, and the ratio to CLIP's."""
+    x, noise, _, label = Data(seeds).draw(Cell(*PRIMARY), BATCH)
+
+    def sampler(arm: str) -> Callable[[], float]:
+        weights = make_weights(arm, seeds)
+        optimizer = torch.optim.Adam(weights.values(), lr=0.0)
+
+        def sample() -> float:
+            started = time.perf_counter()
+            for _ in range(10):
+                _step(arm, weights, optimizer, x, noise, label)
+            return 100 * (time.perf_counter() - started)
+
+        return sample
+
+    times, _ = take_turns({arm: sampler(arm) for arm in ARMS}, rounds=15)
+    return {arm: time_of(times[arm], times[ARMS[0]]) for arm in ARMS}
 
 
 def measure(
@@ -222,8 +255,35 @@ def cells() -> Iterator[Cell]:
 def choose_rates(kind: str) -> dict[str, float]:
     """Choose for each arm the learning rate with the best mean accuracy over the sweep's seeds, in the middle cell."""
     cell = Cell(kind, *MIDDLE)
-    tried = {rate: train(cell, list(SWEEP_SEEDS), dict.fromkeys(ARMS, rate)) for rate in RATES}
+    tried = {rate: train(cell, list(SWEEP_SEEDS), dict.fromkeys(ARMS, rate), STEPS) for rate in RATES}
     return {arm: max(RATES, key=lambda rate: fmean(tried[rate][arm]["acc1"])) for arm in ARMS}
+
+
+def describe_plan(remaining: Sequence[Cell], seeds: int, lines: Sequence[dict[str, Any]]) -> str:
+    """Say how long the remaining cells take here, and which difference the primary cell finds."""
+
+    def seconds(cell: Cell, seeds: list[int]) -> float:
+        times = []
+        for steps in (1, 3):
+            started = time.perf_counter()
+            train(cell, seeds, dict.fromkeys(ARMS, RATES[0]), steps)
+            times.append(time.perf_counter() - started)
+        return times[0] + (STEPS - 1) * (times[1] - times[0]) / 2
+
+    sweeps = [Cell(kind, *MIDDLE) for kind in dict.fromkeys(cell.kind for cell in remaining)]
+    total = sum(seconds(cell, list(range(seeds))) for cell in remaining)
+    total += len(RATES) * sum(seconds(cell, list(SWEEP_SEEDS)) for cell in sweeps)
+    plan = f"{len(remaining)} cells are left: about {total / 60:.0f} min"
+    accuracies = {
+        line["model"]: line["acc1"]
+        for line in lines
+        if (line["kind"], line["tokens"], line["strength"]) == PRIMARY
+    }
+    if not accuracies:
+        return f"{plan}; the variance is unknown before the primary cell has run"
+    gains = torch.tensor([accuracies["DiffCLIP"], accuracies["CLIP"]]).double().diff(dim=0)
+    found = detectable_difference(float(gains.std()) / math.sqrt(seeds), seeds - 1)
+    return f"{plan}; {seeds} seeds find {100 * found:.1f} points in the primary cell with 80 % power"
 
 
 def main() -> None:
@@ -231,7 +291,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/needle.jsonl"))
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1, help="of torch; other numbers may round otherwise")
-    parser.add_argument("--dry-run", action="store_true", help="list the cells that are left")
+    parser.add_argument("--dry-run", action="store_true", help="say what is left, and train nothing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = read_lines(options.output)
@@ -239,15 +299,16 @@ def main() -> None:
         seeds = len(lines[0]["acc1"])
         raise SystemExit(f"{options.output} has {seeds} seeds: give --seeds {seeds}, or another --output")
     finished = {Cell(line["kind"], line["tokens"], line["strength"]) for line in lines}
+    remaining_cells = [cell for cell in cells() if cell not in finished]
+    if options.dry_run:
+        print(*remaining_cells, describe_plan(remaining_cells, options.seeds, lines), sep="\n")
+        return
     for kind in KINDS:
-        remaining = [cell for cell in cells() if cell.kind == kind and cell not in finished]
-        if options.dry_run:
-            print(*remaining, sep="\n")
-            continue
+        remaining = [cell for cell in remaining_cells if cell.kind == kind]
         rates = choose_rates(kind) if remaining else {}
         for cell in remaining:
             started = time.monotonic()
-            results = train(cell, list(range(options.seeds)), rates)
+            results = train(cell, list(range(options.seeds)), rates, STEPS)
             for arm, measures in results.items():
                 rounded = {
                     name: [float(f"{value:.5g}") for value in values] for name, values in measures.items()
@@ -256,6 +317,9 @@ def main() -> None:
             write_text(options.output, "".join(json.dumps(line) + "\n" for line in lines))
             accuracies = {arm: f"{fmean(measures['acc1']):.1%}" for arm, measures in results.items()}
             print(cell, accuracies, rates, f"{time.monotonic() - started:.0f} s", flush=True)
+    timing = options.output.with_name(f"{options.output.stem}_timing.json")
+    if not timing.is_file():
+        write_json(timing, time_steps(list(range(options.seeds))))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def results(tmp_path_factory) -> Path:
             for model in ("CLIP", "CLIP-half-heads", "DiffCLIP", "CLIP-gated"):
                 line = {"kind": kind, "tokens": tokens, "strength": strength, "model": model}
                 line["acc1"] = (0.7 + 0.02 * random.standard_normal(len(SEEDS))).tolist()
+                line["snr_first"] = [5.0] * len(SEEDS)
                 if model == "DiffCLIP":
                     line |= dict.fromkeys(program._WHY.values(), [0.5] * 6)
                 lines.append(json.dumps(line) + "\n")

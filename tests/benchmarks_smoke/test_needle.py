@@ -38,18 +38,34 @@ def test_each_arm_without_noise_matches_the_packages_layer(arm: str) -> None:
 
 def test_a_second_run_repeats_nothing_and_needs_the_same_seeds(monkeypatch, tmp_path, capsys) -> None:
     constants = {"STEPS": 2, "TEST": 8, "LENGTHS": (5,), "STRENGTHS": (1.0,), "RATES": (0.01,)}
+    constants["PRIMARY"] = ("shared", 5, 1.0)
     for name, value in constants.items():
         monkeypatch.setattr(program, name, value)
     file = tmp_path / "needle.jsonl"
-    monkeypatch.setattr(sys, "argv", ["needle", "--output", str(file), "--seeds", "2"])
+    options = ["needle", "--output", str(file), "--seeds", "2"]
+    monkeypatch.setattr(sys, "argv", [*options, "--dry-run"])
+    program.main()
+    assert "2 cells are left: about 0 min; the variance is unknown" in capsys.readouterr().out
+    assert not file.exists()
+    monkeypatch.setattr(sys, "argv", options)
     program.main()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["model"] for line in lines] == 2 * list(program.ARMS)
     assert all(len(line["acc1"]) == 2 for line in lines)
     assert {line["model"] for line in lines if "map_correlation" in line} == {"DiffCLIP"}
+    timing = json.loads((tmp_path / "needle_timing.json").read_text())
+    assert list(timing) == list(program.ARMS)
+    assert timing["CLIP"]["ratio"] == 1
     capsys.readouterr()
     program.main()
     assert capsys.readouterr().out == "", "nothing is left to do"
     monkeypatch.setattr(sys, "argv", ["needle", "--output", str(file), "--seeds", "3"])
     with pytest.raises(SystemExit, match=r"needle\.jsonl has 2 seeds: give --seeds 2"):
         program.main()
+
+
+def test_a_dry_run_says_what_the_committed_cells_find(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["needle", "--dry-run"])
+    program.main()
+    found = "50 seeds find 0.7 points in the primary cell with 80 % power"
+    assert capsys.readouterr().out == f"0 cells are left: about 0 min; {found}\n"

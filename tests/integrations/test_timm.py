@@ -109,6 +109,7 @@ def test_timm_saves_it_and_loads_it_unchanged(dynamic, images, tmp_path) -> None
 @torch.no_grad()
 def test_other_attention_kinds_match_the_core(kind, images) -> None:
     vision = {"attention": kind, "pre_norm": True, "patch_bias": False, "activation": "quick_gelu"}
+    vision["registers"] = 2 if kind == "gated" else 0
     core = tiny_clip(vision=vision, lambda_init=0.0 if kind.endswith("added") else 0.8)
     assert_close(from_diffclip(core, num_classes=0)(images), core.visual(images))
     fresh = timm.create_model(BASE, attention=kind, num_classes=5, **TINY).eval()

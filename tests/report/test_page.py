@@ -88,6 +88,7 @@ def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
     assert lines[0] == "# A made-up study"
     assert "![DiffCLIP − CLIP by task](figures/study_forest.png)" in "\n".join(lines)
     assert any(line.startswith("| validation score, Flickr8k |") for line in lines)
+    assert any(line.startswith("| DiffCLIP − CLIP |") and "| +0.100 % |" in line for line in lines)
     assert [path.name for path in written[1:]] == ["study_forest.png", "study_arms.png"]
     assert all(Image.open(path).format == "PNG" for path in written[1:])
 

@@ -56,6 +56,12 @@ class Results:
         return in_order(dict.fromkeys(names))
 
     @property
+    def parameters(self) -> dict[str, float]:
+        """The parameters of each model whose cost was recorded."""
+        rows = self.records[(self.records["task"] == "cost") & (self.records["metric"] == "parameters")]
+        return dict(zip(rows["model"], rows["value"], strict=True))
+
+    @property
     def margin(self) -> float:
         """The margin of equivalence that the study declares, else one point."""
         return float((self.study or {}).get("margin", MARGIN))

@@ -150,11 +150,8 @@ def claims_table(results: Results) -> Table | None:
 
 def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
     """Yield how many more parameters and how much more time per step DiffCLIP needs than CLIP."""
-    frame = results.records
-    costs = frame[(frame["task"] == "cost") & (frame["metric"] == "parameters")]
-    parameters = costs.groupby("model")["value"].first()
-    treated, baseline = models.get(TREATED), models.get(BASELINE)
-    if treated in parameters.index and baseline in parameters.index:
+    parameters, treated, baseline = results.parameters, models.get(TREATED), models.get(BASELINE)
+    if treated in parameters and baseline in parameters:
         yield "parameters", "+0.003 %", f"+{100 * (parameters[treated] / parameters[baseline] - 1):.4f} %", ""
     if treated in results.timing:
         ratio, low, high = (100 * (results.timing[treated][key] - 1) for key in ("ratio", "low", "high"))

@@ -98,6 +98,7 @@ def comparison_table(
         cells["p"] = p_text(row["p_holm"]) + (" (primary)" if row["primary"] else "")
         if by == "model":
             cells |= {"paired t": p_text(row["p_paired"]), "max-T": p_text(row["p_max_t"])}
+            cells |= _costs(results, row["model"], row["against"])
         if comparisons["seeds"].nunique() > 1:
             cells["seeds"] = str(row["seeds"])
         cells["detectable"] = percent(row["detectable"], share)
@@ -115,10 +116,22 @@ def comparison_table(
     if by == "model":
         note += (
             " Beside it, uncorrected: the paired t test; and the max-T permutation over all arms, with the seeds that "
-            "all of them have."
+            "all of them have. Parameters and step time are relative to the baseline's."
         )
     classes = [verdict_class(row) for _, row in comparisons.iterrows()]
-    return Table("arms" if by == "model" else "comparison", title, pd.DataFrame(rows), note, classes)
+    return Table("arms" if by == "model" else "comparison", title, pd.DataFrame(rows).fillna("–"), note, classes)
+
+
+def _costs(results: Results, model: str, against: str) -> dict[str, str]:
+    """Compare the parameters and the step time of a study's arms."""
+    cells, parameters = {}, results.parameters
+    if {model, against} <= parameters.keys():
+        cells["parameters"] = f"{100 * (parameters[model] / parameters[against] - 1):+.3f} %".replace(
+            "-", "−"
+        )
+    if {model, against} <= results.timing.keys():
+        cells["step time"] = f"{results.timing[model]['ratio'] / results.timing[against]['ratio']:.2f}"
+    return cells
 
 
 def values_table(
