@@ -119,7 +119,9 @@ def comparison_table(
             "all of them have. Parameters and step time are relative to the baseline's."
         )
     classes = [verdict_class(row) for _, row in comparisons.iterrows()]
-    return Table("arms" if by == "model" else "comparison", title, pd.DataFrame(rows).fillna("–"), note, classes)
+    return Table(
+        "arms" if by == "model" else "comparison", title, pd.DataFrame(rows).fillna("–"), note, classes
+    )
 
 
 def _costs(results: Results, model: str, against: str) -> dict[str, str]:
