@@ -17,7 +17,8 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.about import parser_of, write_json
 from diffclip.attention.module import HEAD_NORM_EPS
-from diffclip.benchmarking.timing import take_turns
+from diffclip.benchmarking.timing import Sampler, make_sampler, take_turns
 from diffclip.evaluation.statistics import detectable_difference
 from diffclip.files import write_text
 from diffclip.study.timing import time_of
@@ -200,17 +201,10 @@ def time_steps(seeds: list[int]) -> dict[str, dict[str, float]]:
     """Measure a training step of each arm in the primary cell, in turns: milliseconds, and the ratio to CLIP's."""
     x, noise, _, label = Data(seeds).draw(Cell(*PRIMARY), BATCH)
 
-    def sampler(arm: str) -> Callable[[], float]:
+    def sampler(arm: str) -> Sampler:
         weights = make_weights(arm, seeds)
         optimizer = torch.optim.Adam(weights.values(), lr=0.0)
-
-        def sample() -> float:
-            started = time.perf_counter()
-            for _ in range(10):
-                _step(arm, weights, optimizer, x, noise, label)
-            return 100 * (time.perf_counter() - started)
-
-        return sample
+        return make_sampler(10 * [partial(_step, arm, weights, optimizer, x, noise, label)], x.device)
 
     times, _ = take_turns({arm: sampler(arm) for arm in ARMS}, rounds=15)
     return {arm: time_of(times[arm], times[ARMS[0]]) for arm in ARMS}
