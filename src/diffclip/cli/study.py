@@ -82,7 +82,7 @@ def study(
     from diffclip.study.grid import run_study
     from diffclip.study.place import Place, check_place, entries_of, unavailable_sets, usual_workers
     from diffclip.study.plan import GROUPS
-    from diffclip.study.recipe import read_study
+    from diffclip.study.spec import read_study
     from diffclip.study.results import RUNS_FILE
     from diffclip.training.distributed import SLOW_BF16, is_slow
 

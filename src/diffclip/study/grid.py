@@ -45,7 +45,7 @@ from diffclip.study.plan import (
     settings_digest,
     sweep_runs,
 )
-from diffclip.study.recipe import Group, Study
+from diffclip.study.spec import Group, Study
 from diffclip.study.results import StudyFolder, describe_run, read_timing
 from diffclip.study.timing import time_arms
 from diffclip.training.launch import Hardware, StopRequest, die_with_parent

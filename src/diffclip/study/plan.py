@@ -12,7 +12,7 @@ from typing import Any
 
 from diffclip.errors import InputError
 from diffclip.files import digest_of
-from diffclip.study.recipe import Group, Study
+from diffclip.study.spec import Group, Study
 from diffclip.study.results import Line
 from diffclip.training.recipe import FREE_KEYS, Recipe
 

@@ -32,7 +32,7 @@ from diffclip.training.run_folder import (
 if TYPE_CHECKING:
     from diffclip.study.place import Place
     from diffclip.study.plan import Planned
-    from diffclip.study.recipe import Study
+    from diffclip.study.spec import Study
     from diffclip.training.recipe import Recipe
 
 STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "study.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
@@ -189,7 +189,7 @@ def _count_parameters(recipe: Recipe) -> int:
 def _fixed_fields(study: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that must not change in a study's folder: with other values, runs have another training recipe or
     other data, other tasks or another primary endpoint."""
-    from diffclip.study.recipe import Primary
+    from diffclip.study.spec import Primary
 
     fixed = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}
     primary = Primary.model_validate(study.get("primary") or {}).model_dump(exclude={"alone"})
