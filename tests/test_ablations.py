@@ -19,9 +19,9 @@ from diffclip.config import (
     variant_of,
 )
 from diffclip.convert.onnx import Tower
-from diffclip.focus.recording import recording
 from diffclip.integrations import timm, transformers
 from diffclip.integrations.open_clip import OpenCLIPModel
+from diffclip.maps.recording import recording
 from diffclip.published import infer_config
 from diffclip.report.names import variant_in_name
 from diffclip.training.recipe import model_fields, parse_recipe

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffclip import CLIP
 from diffclip.config import variant_config
-from diffclip.focus.relevance import image_relevances
+from diffclip.maps.relevance import image_relevances
 
 SIZES = {
     "embed_dim": 16,

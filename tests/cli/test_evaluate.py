@@ -19,7 +19,7 @@ from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import outcome_key, read_outcomes
 from diffclip.evaluation.run import TASKS
 from diffclip.evaluation.suite import SUITES
-from diffclip.focus.view import METHODS
+from diffclip.maps.view import METHODS
 
 call = partial(in_process.call, "evaluate")
 

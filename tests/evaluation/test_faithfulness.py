@@ -11,7 +11,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation import faithfulness as module
 from diffclip.evaluation.faithfulness import RANDOM, STEPS, faithfulness
 from diffclip.evaluation.suite import Entry
-from diffclip.focus.measures import center_prior
+from diffclip.maps.measures import center_prior
 
 ORDERS = {"relevance", "grad-eclip", "relevance, norm in the graph", "centre prior", RANDOM}
 

@@ -16,9 +16,9 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluation_mode
 from diffclip.evaluation.focus import focus
 from diffclip.evaluation.suite import Entry
-from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation, rollout
-from diffclip.focus.recording import images_at_once, recording
+from diffclip.maps import measures
+from diffclip.maps.attention import map_correlation, rollout
+from diffclip.maps.recording import images_at_once, recording
 
 PATCHES = {"entropy", "effective_patches", "top10", "background10"}
 ON_OBJECT = {"auroc", "ap", "inside", "inside_over_area", "pointing"}
@@ -162,7 +162,7 @@ def test_batch_size_and_memory_limit_change_neither_scores_nor_order(tmp_path, m
     loaded = subject()
     whole = scores_of(loaded, open_set(folder, "test", kind="masks"))
     assert whole["relevance auroc"].clusters.tolist() == [0, 1, 1, 2, 3, 3, 4, 5, 5]
-    monkeypatch.setattr("diffclip.focus.recording._MEMORY", 1)
+    monkeypatch.setattr("diffclip.maps.recording._MEMORY", 1)
     assert images_at_once(loaded.model) == 1
     cut = scores_of(loaded, open_set(folder, "test", kind="masks"), batch_size=4)
     for metric, score in whole.items():

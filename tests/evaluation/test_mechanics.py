@@ -11,8 +11,8 @@ from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.mechanics import mechanics
 from diffclip.evaluation.suite import Entry
-from diffclip.focus.maps import map_correlation
-from diffclip.focus.recording import recording
+from diffclip.maps.attention import map_correlation
+from diffclip.maps.recording import recording
 
 OF_BOTH = {"A1 sink_ratio", "A2 sink_ratio", "A1 entropy", "A2 entropy"}
 OF_ALL = {"attention sink_ratio", "attention entropy", "sink_value_norm", "high_norm_share"}

@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModel
 
 import diffclip
 from diffclip import CLIP, InputError
-from diffclip.focus.recording import recording
 from diffclip.integrations.transformers import (
     DiffCLIPConfig,
     DiffCLIPModel,
@@ -31,6 +30,7 @@ from diffclip.integrations.transformers import (
     to_diffclip,
     vision_from_diffclip,
 )
+from diffclip.maps.recording import recording
 
 PIXELS = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 IDS = torch.tensor([[1, 5, 6, END, 0, 0], [1, 7, END, 0, 0, 0], [1, 8, 9, 10, 11, END]])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffclip.focus import measures
+from diffclip.maps import measures
 
 
 def random_case(seed: int, ties: bool) -> tuple[torch.Tensor, torch.Tensor]:

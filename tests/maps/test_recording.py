@@ -8,9 +8,9 @@ from tiny import SIZES, TOKENS, directions, image_relevance, random_images, tiny
 from diffclip import CLIP, InputError
 from diffclip.attention.module import AttentionMaps
 from diffclip.config import variant_config
-from diffclip.focus.maps import correlation_by_layer, map_correlation, rollout
-from diffclip.focus.recording import recording
-from diffclip.focus.relevance import text_relevance
+from diffclip.maps.attention import correlation_by_layer, map_correlation, rollout
+from diffclip.maps.recording import recording
+from diffclip.maps.relevance import text_relevance
 
 VARIANTS = ("CLIP", "DiffCLIP", "DiffCLIP-v2", "DiffCLIP-added", "CLIP-gated-registers")
 

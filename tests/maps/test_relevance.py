@@ -9,8 +9,8 @@ from torch.nn.functional import cosine_similarity
 from diffclip import CLIP
 from diffclip.attention import eager
 from diffclip.attention.module import AttentionMaps
-from diffclip.focus.recording import recording
-from diffclip.focus.relevance import gradients, image_logits, image_relevances, patch_rows, text_relevance
+from diffclip.maps.recording import recording
+from diffclip.maps.relevance import gradients, image_logits, image_relevances, patch_rows, text_relevance
 
 STEP = 1e-6
 

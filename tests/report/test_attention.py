@@ -7,9 +7,9 @@ from PIL import Image
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.transforms import EvalTransform
-from diffclip.focus.attend import Attended
-from diffclip.focus.maps import visible_part
-from diffclip.focus.view import View
+from diffclip.maps.attend import Attended
+from diffclip.maps.attention import visible_part
+from diffclip.maps.view import View
 from diffclip.report.attention import (
     MOST_HITS,
     Cell,

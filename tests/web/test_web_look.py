@@ -4,9 +4,9 @@ import torch
 from PIL import Image
 
 from diffclip.errors import InputError
-from diffclip.focus import measures
-from diffclip.focus.recording import recording
-from diffclip.focus.relevance import image_relevances
+from diffclip.maps import measures
+from diffclip.maps.recording import recording
+from diffclip.maps.relevance import image_relevances
 from diffclip.model_source import load_with_origin
 from diffclip.web.look import METHODS, look
 

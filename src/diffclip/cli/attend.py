@@ -12,14 +12,14 @@ import typer
 from diffclip.cli.console import Device, read_images, say_skipped, show_progress
 from diffclip.errors import Fault, InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
-from diffclip.focus.view import View
+from diffclip.maps.view import View
 from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from diffclip.data.workers import Progress
-    from diffclip.focus.attend import Prepared
+    from diffclip.maps.attend import Prepared
 
 _DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"
 _DEFAULT = Path("attend.png")
@@ -85,8 +85,8 @@ def attend(
         for written_to in (path, *(path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)):
             check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != _ARRAYS]
-    from diffclip.focus.attend import attend as attend_to
-    from diffclip.focus.attend import write_arrays
+    from diffclip.maps.attend import attend as attend_to
+    from diffclip.maps.attend import write_arrays
     from diffclip.report.attention import attend_figures, model_view, write_figures
 
     loaded = _load(model, device)

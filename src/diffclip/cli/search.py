@@ -19,7 +19,7 @@ from diffclip.cli.console import (
 )
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
-from diffclip.focus.view import check_encoding
+from diffclip.maps.view import check_encoding
 from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
 
 if TYPE_CHECKING:

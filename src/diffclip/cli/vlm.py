@@ -13,7 +13,7 @@ from diffclip.cli.console import Changes, Device, show_progress
 from diffclip.cli.demo import explain_stops
 from diffclip.errors import InputError, require_group, require_report
 from diffclip.files import check_writable
-from diffclip.focus.view import check_encoding
+from diffclip.maps.view import check_encoding
 from diffclip.model_source import pick_device
 
 vlm = typer.Typer(

@@ -1,7 +1,7 @@
 """The task `focus`: attention maps and relevance against masks of the objects that texts name.
 
 Items are pairs of an image and a text, clusters are images. docs/protocols.md defines the maps (the field `map`);
-`diffclip.focus.measures` has the measures.
+`diffclip.maps.measures` has the measures.
 
 Shapes: n items, L layers, H heads, P patches, B images, T texts per image, S image size, D joint width.
 """
@@ -20,12 +20,12 @@ from torch import Tensor
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, check_embeddings
-from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
+from diffclip.evaluation.scores import MapMetric, Score, by_layer, map_scores, with_facts
 from diffclip.evaluation.statistics import SHARE, Bounds
-from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation, patch_grid, patch_part, rollout
-from diffclip.focus.recording import images_at_once, recording
-from diffclip.focus.relevance import gradients, image_logits, image_relevances, weight_by_gradient
+from diffclip.maps import measures
+from diffclip.maps.attention import map_correlation, patch_grid, patch_part, rollout
+from diffclip.maps.recording import images_at_once, recording
+from diffclip.maps.relevance import gradients, image_logits, image_relevances, weight_by_gradient
 from diffclip.model import CLIP
 
 OWN_MINUS_OTHER = "own minus other text"
@@ -53,7 +53,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     index = {text: i for i, text in enumerate(all_texts)}
     # shuffled, because neighbors in the alphabet are similar: "a red ring", "a red star"
     circle = [all_texts[i] for i in np.random.default_rng(_SEED).permutation(len(all_texts))]
-    tables: list[dict[Place, Tensor]] = []
+    tables: list[dict[MapMetric, Tensor]] = []
     positions: list[int] = []
     coverages: list[Tensor] = []
     for part in _parts(setting, grid):
@@ -68,11 +68,11 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
         maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
         headlines = {
-            Place(map, name): values
+            MapMetric(map, name): values
             for map, rows in maps.items()
             for name, values in _patches(rows, covered).items()
         }
-        primary = {place: values for place, values in headlines.items() if place.map == OWN_MINUS_OTHER}
+        primary = {key: values for key, values in headlines.items() if key.map == OWN_MINUS_OTHER}
         tables.append(primary | _measure(model, images, features[own_texts], covered) | headlines)
         positions += np.repeat(part_positions, own_texts.shape[1]).tolist()
         coverages.append(covered)
@@ -85,18 +85,18 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         )
     # in the order of the set, whatever the batches were, because items are paired with those of another model
     order = np.argsort(positions, kind="stable")
-    table = {place: torch.cat([values[place] for values in tables]).double()[order] for place in tables[0]}
+    table = {key: torch.cat([values[key] for values in tables]).double()[order] for key in tables[0]}
     covered = torch.cat(coverages)
     uniform = {
         name: float(values.mean()) for name, values in _patches(torch.ones_like(covered), covered).items()
     }
     uniform["class_token"] = 1 / (1 + model.config.vision.registers + grid * grid)
 
-    def chance(place: Place) -> float:
+    def chance(key: MapMetric) -> float:
         # between two uniform maps there is no difference
-        return 0.0 if _is_signed(place) else uniform[place.metric]
+        return 0.0 if _is_signed(key) else uniform[key.metric]
 
-    scores = place_scores(table, chance, _bounds, np.array(positions)[order])
+    scores = map_scores(table, chance, _bounds, np.array(positions)[order])
     wording = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
         wording += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
@@ -155,7 +155,7 @@ def _last_layer(model: CLIP, images: Tensor, texts: Tensor, contrast: Tensor | N
     return {name: values.flatten(2).flatten(0, 1).cpu() for name, values in maps.items()}
 
 
-def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> dict[Place, Tensor]:
+def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> dict[MapMetric, Tensor]:
     """Measure the items of images [B, 3, S, S] and texts [B, T, D], whose objects cover `coverage` [B·T, P]."""
     owners = torch.arange(len(images)).repeat_interleave(texts.shape[1])
     with recording(model, "visual", gradients=True) as maps:
@@ -168,11 +168,11 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
             rows.append(torch.stack(weighted, 1))
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     heads = _patches(relevance, coverage)
-    table: dict[Place, Tensor] = {}
+    table: dict[MapMetric, Tensor] = {}
     for name, layers in _patches(relevance.mean(2), coverage).items():
-        table |= by_place("relevance", name, layers[:, -1], layers, heads[name])
+        table |= by_layer("relevance", name, layers[:, -1], layers, heads[name])
     flow = patch_part(rollout(maps)[:, 0]).cpu().float()[owners]
-    table |= {Place("rollout", name): values for name, values in _patches(flow, coverage).items()}
+    table |= {MapMetric("rollout", name): values for name, values in _patches(flow, coverage).items()}
     table |= _by_head("attention", _measure_heads([layer.combined for layer in maps], owners, coverage))
     second = [layer.second for layer in maps if layer.second is not None]
     if len(second) == len(maps):
@@ -207,19 +207,19 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _by_head(map: str, values: Mapping[str, Tensor]) -> dict[Place, Tensor]:
+def _by_head(map: str, values: Mapping[str, Tensor]) -> dict[MapMetric, Tensor]:
     """Average values [n, L, H] over heads to layers, and over layers to the headline."""
-    table: dict[Place, Tensor] = {}
+    table: dict[MapMetric, Tensor] = {}
     for name, heads in values.items():
-        table |= by_place(map, name, heads.mean((1, 2)), heads.mean(2), heads)
+        table |= by_layer(map, name, heads.mean((1, 2)), heads.mean(2), heads)
     return table
 
 
-def _is_signed(place: Place) -> bool:
-    return place.map == DIFFERENCE or place.metric == _CORRELATION
+def _is_signed(key: MapMetric) -> bool:
+    return key.map == DIFFERENCE or key.metric == _CORRELATION
 
 
-def _bounds(place: Place) -> Bounds:
-    if _is_signed(place):
+def _bounds(key: MapMetric) -> Bounds:
+    if _is_signed(key):
         return -1.0, 1.0
-    return None if place.metric in _NOT_SHARES else SHARE
+    return None if key.metric in _NOT_SHARES else SHARE

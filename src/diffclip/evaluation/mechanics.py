@@ -23,12 +23,12 @@ from diffclip.attention.heads import by_head
 from diffclip.attention.module import AttentionMaps
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.evaluation.embed import Setting, check_embeddings
-from diffclip.evaluation.scores import Place, Score, by_place, place_scores, with_facts
+from diffclip.evaluation.scores import MapMetric, Score, by_layer, map_scores, with_facts
 from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.evaluation.zero_shot import true_texts
-from diffclip.focus import measures
-from diffclip.focus.maps import map_correlation, patch_grid, patch_part
-from diffclip.focus.recording import images_at_once, recording
+from diffclip.maps import measures
+from diffclip.maps.attention import map_correlation, patch_grid, patch_part
+from diffclip.maps.recording import images_at_once, recording
 from diffclip.model import CLIP
 
 HIGH_NORM = 3.0
@@ -58,13 +58,13 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
         for images, text in zip(torch.split(batch.images, limit), torch.split(texts, limit), strict=True):
             for key, values in _measure(model, images.to(text), text).items():
                 measured[key].append(values.detach().double().cpu())
-    table: dict[Place, Tensor] = {}
+    table: dict[MapMetric, Tensor] = {}
     for key, parts in measured.items():
         values = torch.cat(parts)
         layers = values.mean(2) if values.ndim == 3 else values
-        table |= by_place(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
-    uniform, bounds = (lambda place: _UNIFORM.get(place.metric)), (lambda place: _BOUNDS.get(place.metric))
-    scores = [_ratio(score) for score in place_scores(table, uniform, bounds)]
+        table |= by_layer(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
+    uniform, bounds = (lambda key: _UNIFORM.get(key.metric)), (lambda key: _BOUNDS.get(key.metric))
+    scores = [_ratio(score) for score in map_scores(table, uniform, bounds)]
     method = (
         "vision tower, all tokens; means over layers and heads unless one is named; high norm: above "
         f"{HIGH_NORM:g} times the median patch; gradients of the cosine of image and own text"

@@ -85,8 +85,8 @@ def accuracy_scores(ranks: Tensor, labels: Tensor, classes: int) -> list[Score]:
     return [mean_score("acc1", hits, chance), by_class]
 
 
-class Place(NamedTuple):
-    """A metric of a map: the headline (no layer), or that of a layer or head, counted from 1."""
+class MapMetric(NamedTuple):
+    """A metric of a map: over all layers (`layer` None), of one layer, or of one head; both are counted from 1."""
 
     map: str | None
     metric: str
@@ -94,33 +94,35 @@ class Place(NamedTuple):
     head: int | None = None
 
 
-def by_place(
+def by_layer(
     map: str | None, metric: str, headline: Tensor, layers: Tensor | None = None, heads: Tensor | None = None
-) -> dict[Place, Tensor]:
-    """Key the values of a headline [n], of layers [n, L] and of heads [n, L, H] by `Place`: [n] each."""
-    table = {Place(map, metric): headline}
+) -> dict[MapMetric, Tensor]:
+    """Key the values of a headline [n], of layers [n, L] and of heads [n, L, H] by `MapMetric`: [n] each."""
+    table = {MapMetric(map, metric): headline}
     if layers is not None:
-        table |= {Place(map, metric, layer): values for layer, values in enumerate(layers.unbind(1), 1)}
+        table |= {MapMetric(map, metric, layer): values for layer, values in enumerate(layers.unbind(1), 1)}
     if heads is not None:
         indices = np.ndindex(*heads.shape[1:])
-        table |= {Place(map, metric, layer + 1, head + 1): heads[:, layer, head] for layer, head in indices}
+        table |= {
+            MapMetric(map, metric, layer + 1, head + 1): heads[:, layer, head] for layer, head in indices
+        }
     return table
 
 
-def place_scores(
-    table: Mapping[Place, Tensor],
-    chance: Callable[[Place], float | None],
-    bounds: Callable[[Place], Bounds],
+def map_scores(
+    table: Mapping[MapMetric, Tensor],
+    chance: Callable[[MapMetric], float | None],
+    bounds: Callable[[MapMetric], Bounds],
     clusters: NDArray[np.int64] | None = None,
 ) -> list[Score]:
-    """Score values [n] of each place: first all headlines, with their outcomes, then all layers, then all heads."""
-    places = sorted(table, key=lambda place: (place.layer is not None, place.head is not None))
-    outcomes = [table[place].numpy() for place in places]
-    intervals = mean_intervals(np.stack(outcomes, axis=1), clusters, [bounds(place) for place in places])
+    """Score values [n] by map and metric: first all headlines, with their outcomes, then all layers, then all heads."""
+    keys = sorted(table, key=lambda key: (key.layer is not None, key.head is not None))
+    outcomes = [table[key].numpy() for key in keys]
+    intervals = mean_intervals(np.stack(outcomes, axis=1), clusters, [bounds(key) for key in keys])
     scores = []
-    for place, values, (low, high) in zip(places, outcomes, intervals.tolist(), strict=True):
-        score = Score(place.metric, float(values.mean()), len(values), low, high, chance(place))
-        if place.layer is None:
+    for key, values, (low, high) in zip(keys, outcomes, intervals.tolist(), strict=True):
+        score = Score(key.metric, float(values.mean()), len(values), low, high, chance(key))
+        if key.layer is None:
             score = replace(score, hits=values, clusters=clusters)
-        scores += with_facts([score], map=place.map, layer=place.layer, head=place.head)
+        scores += with_facts([score], map=key.map, layer=key.layer, head=key.head)
     return scores

@@ -22,10 +22,10 @@ from diffclip.attention.module import AttentionMaps
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
-from diffclip.focus.maps import as_patches, patch_part, rollout
-from diffclip.focus.recording import images_at_once, recording
-from diffclip.focus.relevance import gradients, patch_rows, text_relevance
-from diffclip.focus.view import OF_TEXTS, View
+from diffclip.maps.attention import as_patches, patch_part, rollout
+from diffclip.maps.recording import images_at_once, recording
+from diffclip.maps.relevance import gradients, patch_rows, text_relevance
+from diffclip.maps.view import OF_TEXTS, View
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 

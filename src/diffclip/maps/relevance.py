@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from diffclip.attention.module import AttentionMaps
-from diffclip.focus.maps import as_patches, patch_part
-from diffclip.focus.recording import Norm, recording
+from diffclip.maps.attention import as_patches, patch_part
+from diffclip.maps.recording import Norm, recording
 from diffclip.model import CLIP
 
 Explain = Callable[[Sequence[AttentionMaps], Sequence[Tensor], Tensor, Tensor, int | None], Tensor]

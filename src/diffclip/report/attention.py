@@ -24,9 +24,9 @@ from PIL import Image
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.files import printable, write_atomically
-from diffclip.focus.attend import Attended, Prepared
-from diffclip.focus.maps import visible_part
-from diffclip.focus.view import View
+from diffclip.maps.attend import Attended, Prepared
+from diffclip.maps.attention import visible_part
+from diffclip.maps.view import View
 
 if TYPE_CHECKING:
     from diffclip.search import Hit

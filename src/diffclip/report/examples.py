@@ -13,8 +13,8 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.zero_shot import true_text
-from diffclip.focus.attend import Prepared, attend
-from diffclip.focus.view import View
+from diffclip.maps.attend import Prepared, attend
+from diffclip.maps.view import View
 from diffclip.report.attention import (
     RELEVANCE_FLOOR,
     Cell,

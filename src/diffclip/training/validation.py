@@ -18,7 +18,7 @@ from diffclip.data.transforms import EvalTransform
 from diffclip.errors import Fault
 from diffclip.evaluation.embed import embed_captioned, evaluation_mode
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
-from diffclip.focus.maps import correlation_by_layer
+from diffclip.maps.attention import correlation_by_layer
 from diffclip.model import CLIP
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import run_on_first

@@ -16,11 +16,11 @@ from diffclip.data.masks import crop_box
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
-from diffclip.focus import measures
-from diffclip.focus.maps import as_patches, patch_part, rollout
-from diffclip.focus.recording import recording
-from diffclip.focus.relevance import image_relevances
-from diffclip.focus.view import OF_TEXTS
+from diffclip.maps import measures
+from diffclip.maps.attention import as_patches, patch_part, rollout
+from diffclip.maps.recording import recording
+from diffclip.maps.relevance import image_relevances
+from diffclip.maps.view import OF_TEXTS
 from diffclip.model_source import Loaded
 
 METHODS = {
@@ -44,7 +44,7 @@ PAIR_MAPS = ("A1", "A2")  # the maps that only differential layers have
 class Map:
     """A map over the patches, [h, w], and its numbers.
 
-    `numbers` holds measures of `diffclip.focus.measures` by name: entropy and effective_patches; top10 if there are
+    `numbers` holds measures of `diffclip.maps.measures` by name: entropy and effective_patches; top10 if there are
     more than ten patches; class_token (the share on the class token itself) for attention, A1 and A2; auroc, inside and
     area (the object's share of the image) if there is a mask. A map of zeros has at most class_token.
     """

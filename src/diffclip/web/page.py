@@ -17,7 +17,7 @@ from PIL import Image
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.files import printable
-from diffclip.focus.maps import visible_part
+from diffclip.maps.attention import visible_part
 from diffclip.scenes import draw_scene
 from diffclip.scenes.captions import with_article
 from diffclip.scenes.vocabulary import COLORS, SHAPES

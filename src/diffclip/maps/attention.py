@@ -13,7 +13,7 @@ from diffclip.attention.module import AttentionMaps
 from diffclip.data.masks import crop_box
 from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
-from diffclip.focus.recording import recording
+from diffclip.maps.recording import recording
 from diffclip.model import CLIP
 
 # number of inputs for which all maps of a tower are held at once: 90 MB for ViT-B-16
