@@ -43,7 +43,7 @@ MARK = 4.0
 """Length of the needle's mark; noise at the keys has the strength σ in every direction."""
 LAMBDA_INIT, NORM_EPS = 0.8, 1e-5
 BOUND = 0.5
-"""Largest norm of a query, seen from the tokens, in the positive control: the mark adds at most BOUND · MARK to a score."""
+"""Largest norm of a query in the positive control, seen from the tokens: the mark adds at most BOUND · MARK."""
 
 Weights = dict[str, Tensor]
 Variant = tuple[float, int]

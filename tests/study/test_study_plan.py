@@ -14,8 +14,8 @@ from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.statistics import detectable_difference
 from diffclip.study.place import Place, entries_of, unavailable_sets, usual_workers
 from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
-from diffclip.study.spec import read_study
 from diffclip.study.results import StudyFolder
+from diffclip.study.spec import read_study
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import read_recipe
 

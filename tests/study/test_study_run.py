@@ -22,8 +22,8 @@ from tiny_study import ABLATIONS, STUDY
 from diffclip.cli.main import main
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import load_records
-from diffclip.study.spec import read_study
 from diffclip.study.results import StudyFolder, read_timing
+from diffclip.study.spec import read_study
 from diffclip.study.timing import time_arms, time_of
 from diffclip.training.run_folder import read_lines, read_starts
 

@@ -82,8 +82,8 @@ def study(
     from diffclip.study.grid import run_study
     from diffclip.study.place import Place, check_place, entries_of, unavailable_sets, usual_workers
     from diffclip.study.plan import GROUPS
-    from diffclip.study.spec import read_study
     from diffclip.study.results import RUNS_FILE
+    from diffclip.study.spec import read_study
     from diffclip.training.distributed import SLOW_BF16, is_slow
 
     if pilot is not None and not (pilot / RUNS_FILE).is_file():

@@ -14,8 +14,8 @@ from diffclip.evaluation.statistics import detectable_difference, power, residua
 from diffclip.report.names import measure_label
 from diffclip.study.place import Place
 from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs
-from diffclip.study.spec import Group, Study
 from diffclip.study.results import StudyFolder
+from diffclip.study.spec import Group, Study
 from diffclip.training.logging import duration
 
 

@@ -45,8 +45,8 @@ from diffclip.study.plan import (
     settings_digest,
     sweep_runs,
 )
-from diffclip.study.spec import Group, Study
 from diffclip.study.results import StudyFolder, describe_run, read_timing
+from diffclip.study.spec import Group, Study
 from diffclip.study.timing import time_arms
 from diffclip.training.launch import Hardware, StopRequest, die_with_parent
 from diffclip.training.logging import duration, format_error

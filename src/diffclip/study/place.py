@@ -13,8 +13,8 @@ from diffclip.errors import InputError, require_group
 from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
 from diffclip.study.plan import GROUPS, Planned
-from diffclip.study.spec import Group, Study
 from diffclip.study.results import RUNS_FILE
+from diffclip.study.spec import Group, Study
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import Recipe
 

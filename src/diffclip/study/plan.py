@@ -12,8 +12,8 @@ from typing import Any
 
 from diffclip.errors import InputError
 from diffclip.files import digest_of
-from diffclip.study.spec import Group, Study
 from diffclip.study.results import Line
+from diffclip.study.spec import Group, Study
 from diffclip.training.recipe import FREE_KEYS, Recipe
 
 GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")

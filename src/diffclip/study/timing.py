@@ -16,8 +16,8 @@ from torch import Tensor
 from diffclip.benchmarking.timing import take_turns
 from diffclip.errors import DiffCLIPError
 from diffclip.files import write_text
-from diffclip.study.spec import Study
 from diffclip.study.results import TIMING_FILE
+from diffclip.study.spec import Study
 from diffclip.training.about import cpu_name
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.distributed import native_precision
