@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -177,6 +178,118 @@ def _draws(items: int) -> Iterator[NDArray[np.float64]]:
         rows = min(step, _RESAMPLES - start)
         drawn = generator.integers(items, size=(rows, items)) + np.arange(rows)[:, None] * items
         yield np.bincount(drawn.ravel(), minlength=rows * items).reshape(rows, items).astype(np.float64)
+
+
+# Over training runs
+
+
+class RunTest(NamedTuple):
+    """Mean of one arm's runs minus that of another, with interval and p.
+
+    `p` is two-sided. `p_equivalent` is the p of two one-sided tests (Schuirmann 1987): the difference lies inside the
+    margin; NaN without one.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    p_equivalent: float
+
+
+def compare_runs(values: ArrayLike, against: ArrayLike, paired: bool, margin: float | None = None) -> RunTest:
+    """Compare the runs of two arms by a t test: paired, or Welch's, which assumes no equal variances.
+
+    Args:
+        values: [n] at least two; one per run.
+        against: [m]; n if `paired`, where run i has the seed of run i of `values`.
+        margin: differences inside ±margin count as equivalent.
+
+    Returns:
+        If no run varies, so that no t is defined, p is 1 for equal values and 0 for a constant difference.
+
+    Raises:
+        InputError: a value is not a finite number.
+    """
+    from scipy import stats
+
+    first, second = (np.asarray(runs, dtype=np.float64) for runs in (values, against))
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise InputError("outcomes of runs must be finite numbers: leave runs without a result out")
+    difference = float(first.mean() - second.mean())
+    if _is_constant(first - second) if paired else _is_constant(first) and _is_constant(second):
+        return _constant(difference, margin)
+    test = stats.ttest_rel if paired else partial(stats.ttest_ind, equal_var=False)
+    result = test(first, second)
+    low, high = result.confidence_interval(1 - ALPHA)
+    p_equivalent = math.nan
+    if margin is not None:
+        above = test(first + margin, second, alternative="greater").pvalue
+        below = test(first - margin, second, alternative="less").pvalue
+        p_equivalent = float(max(above, below))
+    return RunTest(difference, float(low), float(high), float(result.pvalue), p_equivalent)
+
+
+def compare_pooled(
+    runs: pd.DataFrame, arm: str, against: str, paired: bool, margin: float | None = None
+) -> RunTest:
+    """Compare two arms by a linear model whose residual is pooled over all arms: `value ~ arm (+ run if paired)`.
+
+    For designs of two or three seeds. One arm whose runs spread more than the others' decides every interval.
+
+    Args:
+        runs: columns `model`, `run` (what pairs the arms), `value`; all arms to pool.
+    """
+    from scipy import stats
+    from statsmodels.formula.api import ols
+
+    fit = ols(f"value ~ 0 + C(model){' + C(run)' * paired}", runs).fit()
+    signs = {f"C(model)[{arm}]": 1.0, f"C(model)[{against}]": -1.0}
+    test = fit.t_test([signs.get(term, 0.0) for term in fit.params.index])
+    difference, error = test.effect.item(), test.sd.item()
+    if error < 1e-12:
+        return _constant(difference, margin)
+    low, high = test.conf_int(ALPHA)[0].tolist()
+    p_equivalent = math.nan
+    if margin is not None:
+        p_equivalent = float(stats.t.sf((margin - abs(difference)) / error, fit.df_resid))
+    return RunTest(difference, low, high, float(test.pvalue), p_equivalent)
+
+
+def holm(p: pd.Series) -> pd.Series:
+    """Correct p-values for their number (Holm 1979); NaN are no tests."""
+    from statsmodels.stats.multitest import multipletests
+
+    corrected, known = p.astype("float64").copy(), p.notna()
+    if known.any():
+        corrected[known] = multipletests(p[known].to_numpy(np.float64), method="holm")[1]
+    return corrected
+
+
+def detectable(sd: float, runs: int, paired: bool, comparisons: int = 1) -> float:
+    """Return the true difference that the t test finds in 80 % of all cases.
+
+    Args:
+        sd: standard deviation of a run within an arm. Paired runs are taken as uncorrelated.
+        runs: of each arm.
+        comparisons: the size of the family; Holm tests its smallest p at 5 % over this number.
+    """
+    from statsmodels.stats.power import TTestIndPower, TTestPower
+
+    test: Any = TTestPower() if paired else TTestIndPower()
+    size = {"nobs": runs} if paired else {"nobs1": runs}
+    effect = test.solve_power(effect_size=None, alpha=ALPHA / comparisons, power=POWER, **size)
+    return float(effect) * sd * math.sqrt(2 if paired else 1)
+
+
+def _is_constant(values: NDArray[np.float64]) -> bool:
+    return float(np.ptp(values)) <= 1e-12
+
+
+def _constant(difference: float, margin: float | None) -> RunTest:
+    is_equal = abs(difference) <= 1e-12
+    p_equivalent = math.nan if margin is None else float(abs(difference) >= margin)
+    return RunTest(difference, difference, difference, float(is_equal), p_equivalent)
 
 
 # Over training seeds
