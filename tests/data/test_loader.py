@@ -179,7 +179,7 @@ def test_broken_samples_make_their_batch_smaller(tmp_path) -> None:
     assert len(batches) == 3
     for batch in batches:
         assert len(batch) + len(batch.faults) == 4
-        assert len(batch.images) == len(batch.tokens) == len(batch.keys) == len(batch)
+        assert len(batch.images) == len(batch.tokens) == len(batch.lengths) == len(batch.keys) == len(batch)
     faults = {fault.name: fault.reason for batch in batches for fault in batch.faults}
     assert set(faults) == {f"{path}:s{n:07d}" for n in changes}
     assert "cut short" in faults[f"{path}:s0000002"]

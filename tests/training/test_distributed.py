@@ -15,7 +15,7 @@ from zeroed_images import zero_images
 
 from diffclip import InputError
 from diffclip.data.shards import Shards, expand_shards
-from diffclip.training.accumulate import backward_in_parts
+from diffclip.training.accumulate import backward_in_parts, cut_texts
 from diffclip.training.distributed import clip_gradients, make_fabric, native_precision
 from diffclip.training.launch import Hardware, launched_sizes
 from diffclip.training.losses import make_criterion
@@ -147,6 +147,15 @@ def test_processes_started_by_slurm_or_torchrun_are_recognized(monkeypatch: pyte
     assert (hardware.devices, hardware.nodes) == (2, 3)
 
 
+def test_texts_cut_to_the_longest_of_a_pass_keep_their_features() -> None:
+    model, (_, tokens) = gradients.made_model(), gradients.made_batch()
+    short = [row for row, length in enumerate(gradients.LENGTHS) if length <= 8]
+    cut = cut_texts(tokens[short], [gradients.LENGTHS[row] for row in short])
+    assert cut.shape == (len(short), 8)
+    torch.testing.assert_close(model.encode_text(cut), model.encode_text(tokens)[short], rtol=0, atol=1e-6)
+    assert cut_texts(tokens, gradients.LENGTHS).shape == tokens.shape  # 16 are more than the context
+
+
 def test_both_passes_over_a_micro_batch_draw_the_same_drop_paths() -> None:
     """Drop path differs between a batch and its micro-batches, but both passes over a micro-batch must agree."""
     model = gradients.made_model(drop_path=0.5).train()
@@ -159,7 +168,8 @@ def test_both_passes_over_a_micro_batch_draw_the_same_drop_paths() -> None:
 
     torch.manual_seed(1)
     batch = gradients.made_batch()
-    backward_in_parts(forward, make_criterion("clip", True), *batch, torch.Tensor.backward, 4, nullcontext)
+    criterion, lengths = make_criterion("clip", True), [12] * len(batch[0])
+    backward_in_parts(forward, criterion, *batch, lengths, torch.Tensor.backward, 4, nullcontext)
     assert len(features) == 6
     for first, second in zip(features[:3], features[3:], strict=True):
         assert torch.equal(first, second)

@@ -221,7 +221,7 @@ def test_progress_is_kept_if_the_last_batch_is_broken(recipe: Recipe, tmp_path: 
         for index, batch in enumerate(batches(self, epoch, start_batch), start_batch):
             if index == 4:
                 fault = Fault("a sample", "is broken")
-                batch = type(batch)(batch.images[:0], batch.tokens[:0], [], [fault])
+                batch = type(batch)(batch.images[:0], batch.tokens[:0], [], [], [fault])
             yield batch
 
     monkeypatch.setattr(CaptionLoader, "epoch", epoch)

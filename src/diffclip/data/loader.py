@@ -28,13 +28,15 @@ Tokenizer = Callable[[list[str]], Tensor]
 
 @dataclass
 class Batch:
-    """images uint8 [B, 3, S, S], tokens int64 [B, L], the keys of the samples [B], the faults of skipped samples.
+    """images uint8 [B, 3, S, S], tokens int64 [B, L], the number of tokens of each text up to its end [B], the keys of
+    the samples [B], the faults of skipped samples.
 
     B is this process's part of the batch size minus the number of broken samples. B may be 0.
     """
 
     images: Tensor
     tokens: Tensor
+    lengths: list[int]
     keys: list[str]
     faults: list[Fault]
 
@@ -176,6 +178,8 @@ class _Batches(Dataset[Any]):
             return error
         if not keys:
             blank = self.transform(torch.zeros(3, 8, 8, dtype=torch.uint8), 0)
-            return Batch(blank[None][:0], self.tokenizer([""])[:0], [], faults)
+            return Batch(blank[None][:0], self.tokenizer([""])[:0], [], [], faults)
+        tokens = self.tokenizer(captions)
+        lengths = (tokens.numpy().argmax(1) + 1).tolist()  # the end of a text is its largest id
         # In a worker, `default_collate` writes directly into the memory that the processes share.
-        return Batch(default_collate(images), self.tokenizer(captions), keys, faults)
+        return Batch(default_collate(images), tokens, lengths, keys, faults)

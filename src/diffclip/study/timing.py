@@ -92,6 +92,7 @@ def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:
     count, size, text = recipe.batch_size, config.vision.image_size, config.text
     images = torch.randn(count, 3, size, size, device=device)
     tokens = torch.randint(1, text.vocab_size, (count, text.context_length), device=device)
+    lengths = [text.context_length] * count
 
     def forward(images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
@@ -100,7 +101,14 @@ def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:
 
     def step() -> None:
         backward_in_parts(
-            forward, criterion, images, tokens, torch.Tensor.backward, recipe.micro_batch, nullcontext
+            forward,
+            criterion,
+            images,
+            tokens,
+            lengths,
+            torch.Tensor.backward,
+            recipe.micro_batch,
+            nullcontext,
         )
         optimizer.step()
         optimizer.zero_grad()

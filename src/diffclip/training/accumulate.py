@@ -8,7 +8,7 @@ backpropagated. The result is the same as for the whole batch, and costs one mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -18,6 +18,7 @@ from diffclip.training.losses import Criterion
 
 Output = dict[str, Tensor]
 FEATURES = ("image_features", "text_features")
+_ROUND = 8
 
 
 def backward_in_parts(
@@ -25,26 +26,33 @@ def backward_in_parts(
     criterion: Criterion,
     images: Tensor,
     tokens: Tensor,
+    lengths: Sequence[int],
     backward: Callable[[Tensor], None],
     size: int | None,
     without_sync: Callable[[], AbstractContextManager[object]],
 ) -> tuple[Tensor, Output]:
-    """Run forward, loss and backward of a batch with at most `size` samples in a forward pass (None: all).
+    """Run forward, loss and backward of a batch with at most `size` samples in a forward pass (None: all). Texts are
+    cut to the longest of the pass.
 
     The loss (0-dim) and the gradients are the same for any size. The returned loss and model outputs have no graph.
     The second pass of a part repeats the random numbers of its first pass (drop path, patch dropout).
 
     Args:
-        forward: maps images [B, 3, S, S] and tokens [B, L] to what `CLIP.forward` returns.
+        forward: maps images [B, 3, S, S] and tokens [B, ≤ L] to what `CLIP.forward` returns.
+        lengths: the number of tokens of each text [B].
         backward: adds the gradients of a scalar to those of the parameters.
         without_sync: makes a context, for all parts but the last, in which processes exchange no gradients.
     """
     if size is None or size >= len(images):
-        out = forward(images, tokens)
+        out = forward(images, cut_texts(tokens, lengths))
         loss = criterion(**out)
         backward(loss)
         return loss.detach(), {name: value.detach() for name, value in out.items()}
-    parts = list(zip(torch.split(images, size), torch.split(tokens, size), strict=True))
+    starts = range(0, len(images), size)
+    parts = [
+        (images[start : start + size], cut_texts(tokens[start : start + size], lengths[start : start + size]))
+        for start in starts
+    ]
     states, outs = [], []
     with torch.no_grad():
         for part in parts:
@@ -56,7 +64,6 @@ def backward_in_parts(
     loss = criterion(**leaves)
     grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
-    starts = range(0, len(images), size)
     for start, part, state in zip(starts, parts, states, strict=True):
         last = start == starts[-1]
         with _replayed(state, images.device), nullcontext() if last else without_sync():
@@ -66,6 +73,12 @@ def backward_in_parts(
             products += [out[name] * grads[name] for name in scalars if last]
             backward(torch.stack(products).sum())
     return loss.detach(), {name: value.detach() for name, value in leaves.items()}
+
+
+def cut_texts(tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Cut tokens [B, L] to the longest of `lengths` [B], rounded up so that `compile` sees few shapes. A causal tower
+    takes its features at the end of a text, and nothing behind the end reaches them."""
+    return tokens[:, : _ROUND * -(-max(lengths) // _ROUND)]
 
 
 def _generator_states(device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -158,7 +158,7 @@ def agreed_batches(
             _raise_first(fabric, failure)
         if fewest < 0 or batch is None:
             return
-        fields = {name: getattr(batch, name)[:fewest] for name in ("images", "tokens", "keys")}
+        fields = {name: getattr(batch, name)[:fewest] for name in ("images", "tokens", "lengths", "keys")}
         yield dataclasses.replace(batch, **fields), waited, stop_flag < 0
 
 

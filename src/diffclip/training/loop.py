@@ -93,7 +93,14 @@ class Trainer:
 
             images, tokens = batch.images.to(fabric.device), batch.tokens.to(fabric.device)
             loss, out = backward_in_parts(  # forward, loss, backward; in parts of `micro_batch` samples
-                self.forward, criterion, images, tokens, fabric.backward, recipe.micro_batch, without_sync
+                self.forward,
+                criterion,
+                images,
+                tokens,
+                batch.lengths,
+                fabric.backward,
+                recipe.micro_batch,
+                without_sync,
             )
             norm = clip_gradients(fabric, model, recipe.clip_grad_norm)
             accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
