@@ -149,7 +149,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[train,eval,search,web,vlm,export,docs,dev]'
+	$(RUN) pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[train,eval,web,vlm,docs,dev]'
 	@touch $(READY)
 
 clean:

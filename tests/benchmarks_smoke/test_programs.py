@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import attention, loader, models, onnx, parity, plots, tables, training
+from benchmarks import attention, loader, models, parity, plots, tables, training
 from benchmarks.attention import Ceilings, forward_work
 from benchmarks.models import TimmAttention
-from diffclip import CLIP
 from diffclip.benchmarking.operators import Shape
 from diffclip.config import variant_config
 
@@ -176,26 +175,3 @@ def test_forward_work_of_vit_b_16_matches_a_count_by_hand() -> None:
     work = forward_work(Shape(1, 12, 197), element=2)
     # Q, K, V and O of 197×768 at two bytes; multiply and add, for the products of queries and keys and of maps and V
     assert work == (4 * 197 * 768 * 2, 2 * (2 * 12 * 197 * 197 * 64), 12 * 197 * 197)
-
-
-def tiny_model(name: str, seed: int) -> CLIP:
-    tower = {"width": 16, "layers": 1, "heads": 2}
-    sizes = {"embed_dim": 8, "vision": {"image_size": 16, "patch_size": 8, **tower}}
-    sizes["text"] = {"context_length": 8, "vocab_size": 50, **tower}
-    return CLIP(variant_config(name.removesuffix("-tiny"), sizes), seed=seed)
-
-
-@pytest.mark.slow
-def test_onnx_benchmark_measures_both_models_and_updates_its_table(monkeypatch, tmp_path) -> None:
-    document = tmp_path / "export.md"
-    document.write_text("before\n<!-- begin onnx -->\nold\n<!-- end onnx -->\nafter\n")
-    arguments = ["--size", "tiny", "--seconds", "0.5", "--threads", "1", "--document", str(document)]
-    monkeypatch.setattr(sys, "argv", ["program", *arguments, "--output", str(tmp_path)])
-    monkeypatch.setattr(onnx, "create_model", tiny_model)
-    onnx.main()
-    result = json.loads((tmp_path / "onnx.json").read_text())
-    assert {len(rows) for rows in result["towers"].values()} == {4}
-    lines = document.read_text().splitlines()
-    assert "old" not in lines
-    rows = [line.split(" | ")[:2] for line in lines if line.startswith(("| image", "| text"))]
-    assert rows == [[f"| {tower}", name] for tower in ("image", "text") for name in ("CLIP", "DiffCLIP")]

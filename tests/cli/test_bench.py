@@ -39,14 +39,10 @@ def test_bench_prints_a_table_and_advice_or_json() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["eval", "-h"]])
-def test_benchmark_help_adds_two_lines_to_that_of_clip_benchmark(words) -> None:
+def test_benchmark_help_is_that_of_clip_benchmark(words) -> None:
     result = CliRunner().invoke(app, ["benchmark", *words])
     assert result.exit_code == 0
-    example, added, blank, usage = result.stdout.splitlines()[:4]
-    assert "diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10" in example
-    assert "--model diffclip --pretrained random --model_type diffclip --output {dataset}_" in added
-    assert blank == ""
-    assert usage.startswith(" ".join(["usage: diffclip benchmark", *words[:-1], "[-h]"]))
+    assert result.stdout.startswith(" ".join(["usage: diffclip benchmark", *words[:-1], "[-h]"]))
 
 
 def test_benchmark_keeps_parser_exit_codes_and_raises_our_errors() -> None:

@@ -139,7 +139,6 @@ def test_bugs_keep_their_traceback(monkeypatch) -> None:
         ("train scenes_demo data.train=absent", "pandas", "report"),
         ("study study_cpu --dry-run", "pandas", "report"),
         ("explore --model CLIP-ViT-B-16", "gradio", "web"),
-        ("export CLIP-ViT-B-16 out", "onnxruntime", "export"),
     ],
 )
 def test_missing_extra_is_named(command: str, module: str, group: str, tmp_path: Path, monkeypatch) -> None:

@@ -11,13 +11,10 @@ from diffclip.maps.attend import Attended
 from diffclip.maps.attention import visible_part
 from diffclip.maps.view import View
 from diffclip.report.attention import (
-    MOST_HITS,
     Cell,
     attend_figures,
     grid_figure,
-    search_sheet,
 )
-from diffclip.search import Hit
 
 GRAY = np.full((60, 60, 3), 120, np.uint8)
 LONG = "a photograph of an incomprehensibilitiesandcounterrevolutionaries museum with two $5 lamps_{x} " * 3
@@ -75,37 +72,3 @@ def test_texts_stay_inside_the_figure_and_odd_letters_are_escaped() -> None:
         assert box.x1 <= figure.bbox.x1 + 1
         assert box.y1 <= figure.bbox.y1 + 1
     assert not any("\u202e" in text or "\udcff" in text for text in words(figure))
-
-
-@pytest.fixture
-def hits(tmp_path):
-    def make(count, name="{:03d}.png"):
-        results = [Hit(tmp_path / name.format(number), 0.5 - number / 1000) for number in range(count)]
-        for hit in results:
-            Image.new("RGB", (40, 30), "teal").save(hit.path)
-        return results
-
-    return make
-
-
-def images(figure):
-    return sum(len(axes.images) for axes in figure.axes)
-
-
-def test_search_sheet_shows_rank_cosine_and_name_even_without_a_file(hits, tmp_path):
-    figure = search_sheet("two dogs on a beach", hits(5), "9 images in photos, by CLIP")
-    assert figure.get_suptitle() == "“two dogs on a beach”"
-    assert figure.get_supxlabel() == "9 images in photos, by CLIP"
-    assert {"1: 0.500", "000.png", "5: 0.496", "004.png"} <= set(words(figure))
-    assert images(figure) == 5
-    figure = search_sheet(Image.new("RGB", (9, 9)), [*hits(2), Hit(tmp_path / "gone.png", 0.1)], "x")
-    assert images(figure) == 4
-    assert "gone.png cannot be read" in " ".join(words(figure)).replace("\n", " ")
-    assert "query" in words(figure)
-    name = "$ a holiday at the sea, the third day {:02d}.png"
-    figure = search_sheet("costs $5 " * 60, hits(MOST_HITS + 4, name), "a long folder/" * 30)
-    assert images(figure) == MOST_HITS
-    assert figure.get_supxlabel().endswith(f"the first {MOST_HITS} of {MOST_HITS + 4}")
-    figure.draw_without_rendering()
-    boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes]
-    assert not any(box.overlaps(other) for index, box in enumerate(boxes) for other in boxes[:index])

@@ -55,8 +55,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def page(model_folders: list[Path], photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """The page of both models, with a folder to search."""
+def page(model_folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The page of both models."""
     models = [part for folder in model_folders for part in ("--model", folder)]
-    with serving(*models, "--folder", photos, cache=tmp_path_factory.mktemp("cache")) as client:
+    with serving(*models, cache=tmp_path_factory.mktemp("cache")) as client:
         yield client

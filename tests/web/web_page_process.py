@@ -40,9 +40,6 @@ class Page:
     def look(self, path: str | None, texts: str = "a\nb", scene: int | None = None) -> list[Any]:
         return self.ask("dc-look", [_file(path), scene, texts, "relevance", 60])
 
-    def search(self, text: str, path: str | None = None, model: str = "Plain", top: int = 3) -> list[Any]:
-        return self.ask("dc-search", [text, _file(path), model, top])
-
     def ask(self, button: str, values: list[Any]) -> list[Any]:
         """Return the values that a click on `button` changes on the page; [status, text] if it is refused."""
         session = uuid.uuid4().hex

@@ -16,7 +16,6 @@ _DEMO = (Path("runs/demo/CLIP"), Path("runs/demo/DiffCLIP"))
 
 def explore(
     model: Annotated[list[str] | None, typer.Option(help=f"{MODEL_HELP} Give one or two.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="A folder of images to search, at any depth.")] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in: set --auth too.")
     ] = "127.0.0.1",
@@ -29,14 +28,12 @@ def explore(
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Open a page to see where one or two models look in your images, and to search a folder.
+    """Open a page to see where one or two models look in your images.
 
-    Example: diffclip explore --model runs/demo/CLIP --model runs/demo/DiffCLIP --folder photos/
+    Example: diffclip explore --model runs/demo/CLIP --model runs/demo/DiffCLIP
 
     Without --model the page shows the models of `diffclip demo`. Only this machine reaches it, unless --host is given.
     """
-    if folder is not None and not folder.is_dir():
-        raise InputError(f"{folder} is not a folder: give --folder one with images")
     sources = model or [str(run) for run in _DEMO if (run / "checkpoints").is_dir()]
     if not sources:
         raise InputError("there is no model yet: run `diffclip demo` first, or give one with --model")
@@ -54,7 +51,7 @@ def explore(
     loaded = [(source, load_with_origin(source)) for source in sources]
     if auth is None and host not in ("127.0.0.1", "::1", "localhost"):
         say(
-            f"diffclip: WARNING: anyone who reaches port {port} of this machine can use the page"
-            f"{f' and find images of {folder}' if folder else ''}: set a password with --auth"
+            f"diffclip: WARNING: anyone who reaches port {port} of this machine can use the page: "
+            "set a password with --auth"
         )
-    serve(serve_in_background(loaded, folder, host, port, (name, password) if auth else None, browser))
+    serve(serve_in_background(loaded, host, port, (name, password) if auth else None, browser))

@@ -23,10 +23,8 @@ from diffclip.cli.data import data
 from diffclip.cli.demo import demo
 from diffclip.cli.evaluate import evaluate
 from diffclip.cli.explore import explore
-from diffclip.cli.export import export
 from diffclip.cli.push import push
 from diffclip.cli.report import report
-from diffclip.cli.search import search
 from diffclip.cli.study import study
 from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
@@ -45,7 +43,7 @@ app = typer.Typer(
 )
 for command in (
     *(demo, train, study, evaluate, classify, attend),
-    *(search, explore, report, convert, export, push, bench),
+    *(explore, report, convert, push, bench),
 ):
     app.command(command.__name__)(command)
 

@@ -9,7 +9,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,23 +21,17 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from diffclip.data.images import read_image
-from diffclip.errors import InputError
 from diffclip.files import printable, write_atomically
 from diffclip.maps.attend import Attended, Prepared
 from diffclip.maps.attention import visible_part
 from diffclip.maps.view import View
 
-if TYPE_CHECKING:
-    from diffclip.search import Hit
-
 Map = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
 
-MOST_HITS = 96  # maximum number of images on the sheet of a search
 RELEVANCE_FLOOR = 0.02
 """The smallest upper end of a relevance scale: smaller values hardly change a logit, and should hardly be visible."""
-_SIDE, _THUMBNAIL = 288, 480  # pixels: the edge of an image as a model sees it, the longer edge of a hit
+_SIDE = 288  # pixels: the edge of an image as a model sees it
 _LINE = 0.15  # height of a line of text, inches
 _MUTED = "#57606a"
 _TEXT: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.15}
@@ -212,43 +206,6 @@ def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
             words.append(("", 0.0))
     word, total = max(words, key=lambda one: one[1])
     return word.strip() if total > 0 else ""
-
-
-def search_sheet(query: str | Image.Image, hits: Sequence[Hit], searched: str) -> Figure:
-    """Draw the sheet of a search: the query if it is an image, then the first `MOST_HITS` hits.
-
-    `searched` is what was searched: "1,000 images in photos, by DiffCLIP".
-    """
-    cells = []
-    if isinstance(query, Image.Image):
-        small = query.convert("RGB")
-        small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-        cells.append(Cell(np.asarray(small), title="query"))
-    cells += [_hit_cell(rank, hit) for rank, hit in enumerate(hits[:MOST_HITS], 1)]
-    columns = 4 if len(cells) <= 12 else 6
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    extent = f"; the first {MOST_HITS} of {len(hits)}" if len(hits) > MOST_HITS else ""
-    figure = grid_figure(rows, _shortened(searched, 70) + extent)
-    heading = f"“{query}”" if isinstance(query, str) else "images like the first"
-    title = textwrap.fill(heading, 66, max_lines=4, placeholder=" …")
-    # names and queries may hold dollar signs, which are not formulas here
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, parse_math=False)
-    figure.set_figheight(figure.get_figheight() + 0.25 * (title.count("\n") + 1))
-    return figure
-
-
-def _hit_cell(rank: int, hit: Hit) -> Cell:
-    name = _shortened(printable(hit.path.name))
-    try:
-        image = read_image(hit.path)
-    except InputError:
-        image, name = Image.new("RGB", (8, 8), "white"), f"{name} cannot be read"
-    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    return Cell(np.asarray(image), title=f"{rank}: {hit.score:.3f}", caption=name)
-
-
-def _shortened(name: str, letters: int = 22) -> str:
-    return name if len(name) <= letters else f"{name[: letters // 2]}…{name[-(letters // 2) + 1 :]}"
 
 
 def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) -> list[Path]:

@@ -1,1 +1,1 @@
-"""The page of `diffclip explore`: where two models look, and a search of a folder. Needs gradio (the extra `web`)."""
+"""The page of `diffclip explore`: where two models look. Needs gradio (the extra `web`)."""

@@ -16,19 +16,17 @@ from PIL import Image
 
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
-from diffclip.files import printable
 from diffclip.maps.attention import visible_part
 from diffclip.scenes import draw_scene
 from diffclip.scenes.captions import with_article
 from diffclip.scenes.vocabulary import COLORS, SHAPES
-from diffclip.web.folder import SearchedFolder
 from diffclip.web.look import METHODS, PAIR_MAPS, look
-from diffclip.web.results import PageModel, gallery, image_uri, message, render_looks
+from diffclip.web.results import PageModel, error_message, image_uri, render_looks
 
 MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000  # limits of an uploaded image
 MAX_TEXTS, MAX_LETTERS = 32, 300
 _WAITING = 32  # maximum number of waiting requests; gradio answers further requests that the queue is full
-_OPACITY, _TOP, _THUMBNAIL, _IMAGE_EDGE = 60, (12, 48), 96, 480
+_OPACITY, _THUMBNAIL, _IMAGE_EDGE = 60, 96, 480
 
 _SCENES = (22, 4, 17, 30, 43, 47, 25, 6)
 """Scenes of the test split, which no recipe trains on: each has two objects or more; all seven backgrounds occur."""
@@ -75,7 +73,7 @@ def example_scenes() -> list[ExampleScene]:
     return scenes
 
 
-def build(models: Sequence[PageModel], folder: SearchedFolder | None) -> gr.Blocks:
+def build(models: Sequence[PageModel]) -> gr.Blocks:
     """Build the page of one or two models with its events."""
     with gr.Blocks(title="DiffCLIP · explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         names = " and ".join(model.name for model in models)
@@ -83,14 +81,9 @@ def build(models: Sequence[PageModel], folder: SearchedFolder | None) -> gr.Bloc
             f'<header class="dc-head"><h1>Where does it look?</h1><p>{escape(names)}: which text fits an image, which '
             "patches speak for it, and how far the attention spreads.</p></header>"
         )
-        with gr.Tab("See"):
-            image = _make_see_tab(models)
-        with gr.Tab("Search"):
-            status = _make_search_tab([model.name for model in models], folder)
+        image = _make_inputs(models)
         # set on load: an initial value would be a file, and gradio removes files after a while (`delete_cache`)
         page.load(lambda: example_scenes()[0].image, None, image, **_QUICK)
-        if folder is not None:
-            page.load(lambda: _status(folder), None, status, **_QUICK)
     page.queue(max_size=_WAITING, default_concurrency_limit=1, api_open=False)
     return page
 
@@ -113,7 +106,8 @@ def parse_texts(lines: str) -> list[str]:
     return texts
 
 
-def _make_see_tab(models: Sequence[PageModel]) -> gr.Image:
+def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
+    """Make the fields, the results and their events, and return the field of the image."""
     scenes = example_scenes()
     first_texts = "\n".join(scenes[0].texts)
     thumbs = "".join(
@@ -123,8 +117,16 @@ def _make_see_tab(models: Sequence[PageModel]) -> gr.Image:
     )
     with gr.Row(elem_classes="dc-inputs"):
         with gr.Column(min_width=300):
-            label = f"Image, up to {MAX_MEGABYTES} MB and {MAX_PIXELS // 10**6} megapixels"
-            image = _make_image_field(label, "dc-upload", 300)
+            image = gr.Image(
+                label=f"Image, up to {MAX_MEGABYTES} MB and {MAX_PIXELS // 10**6} megapixels",
+                type="filepath",
+                sources=["upload", "clipboard"],
+                buttons=[],
+                height=300,
+                elem_id="dc-upload",
+            )
+            # the value is the path of the uploaded file, which gradio then does not decode
+            image.preprocess = lambda payload: None if payload is None else payload.path
         with gr.Column(min_width=300):
             gr.HTML(f"<style>{thumbs}</style>", elem_classes="dc-nothing")
             choices = [(scene.name, number) for number, scene in enumerate(scenes)]
@@ -156,7 +158,7 @@ def _make_see_tab(models: Sequence[PageModel]) -> gr.Image:
         html = render_looks(looks, texts, method, opacity / 100, chosen is not None)
         return "", html, gr.update(choices=[(text, index) for index, text in enumerate(texts)], value=0)
 
-    run = _with_notice(see, 3)
+    run = _with_notice(see)
     text_choices = [(text, index) for index, text in enumerate(scenes[0].texts)]
     choice = gr.Radio(text_choices, value=0, label="Text that the map is for", elem_id="dc-choice")
     cards = gr.HTML(run(None, 0, first_texts, "relevance", _OPACITY)[1], elem_id="dc-results")
@@ -177,64 +179,14 @@ def _make_see_tab(models: Sequence[PageModel]) -> gr.Image:
     return image
 
 
-def _make_search_tab(names: Sequence[str], folder: SearchedFolder | None) -> gr.HTML:
-    """Make the search tab, and return its line about the indexes."""
-    if folder is None:
-        hint = "Start the page with --folder IMAGES to search a folder by text or image."
-        return gr.HTML(message(hint, is_error=False))
-    with gr.Row(elem_classes="dc-inputs"):
-        with gr.Column(min_width=300):
-            query = gr.Textbox(label="Text to search for", elem_id="dc-query", placeholder="a dog on a beach")
-            several = len(names) > 1
-            model = gr.Radio(names, value=names[-1], label="Model", visible=several, elem_id="dc-model")
-            top = gr.Slider(1, _TOP[1], _TOP[0], step=1, label="How many", elem_id="dc-top")
-            button = gr.Button("Search", variant="primary", elem_id="dc-search")
-        with gr.Column(min_width=300):
-            example = _make_image_field("Or an image like those to find", "dc-example", 240)
-    status = gr.HTML(elem_id="dc-status")
-    notice = gr.HTML(elem_id="dc-found")
-    hit_list = gr.HTML(elem_id="dc-gallery")
-    timer = gr.Timer(2.0)
-
-    def search(text: str, path: str | None, model: str, top: int) -> tuple[str, str]:
-        if path and text.strip():
-            raise InputError("there is a text and an image: clear one of them")
-        hits = folder.search(model, _read_upload(path) if path else parse_texts(text)[0], int(top))
-        if not hits:
-            raise InputError("no image is indexed yet: see the line above, or try again in a moment")
-        scope = " among the images indexed so far" if folder.updating else ""
-        return message(f"The nearest{scope}, by {model}", is_error=False), gallery(hits)
-
-    run = _with_notice(search, 2)
-    settings, outputs = [model, top], [notice, hit_list]
-    button.click(run, [query, example, *settings], outputs, **_COMPUTED)
-    query.submit(lambda text, *how: run(text, None, *how), [query, *settings], outputs, **_COMPUTED)
-    example.upload(lambda path, *how: run("", path, *how), [example, *settings], outputs, **_COMPUTED)
-    timer.tick(lambda: (_status(folder), gr.Timer(active=folder.updating)), None, [status, timer], **_QUICK)
-    return status
-
-
-def _make_image_field(label: str, name: str, height: int) -> gr.Image:
-    """Make a field for an image; its value is the path of the uploaded file, which gradio does not decode."""
-    field = gr.Image(
-        label=label, type="filepath", sources=["upload", "clipboard"], buttons=[], height=height, elem_id=name
-    )
-    field.preprocess = lambda payload: None if payload is None else payload.path
-    return field
-
-
 def _read_upload(path: str | None) -> Image.Image:
     if not path:
         raise InputError("no image yet: drop one, or choose a scene")
     return read_image(path, Path(path).name, MAX_PIXELS)
 
 
-def _status(folder: SearchedFolder) -> str:
-    return f'<p class="dc-hint">{escape(printable(f"{folder.folder.name}: {folder.status()}"))}</p>'
-
-
-def _with_notice(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[..., tuple[Any, ...]]:
-    """Wrap `run`: an error becomes a message in the first output, empties the second, and leaves the rest."""
+def _with_notice(run: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Wrap `run`: an error becomes the notice, empties the results, and leaves the choice of texts."""
 
     def running(*values: Any) -> tuple[Any, ...]:
         try:
@@ -244,6 +196,6 @@ def _with_notice(run: Callable[..., tuple[Any, ...]], outputs: int) -> Callable[
         except Exception as error:
             print(f"diffclip: a request failed: {type(error).__name__}: {error}", file=sys.stderr)
             line = f"this could not be computed ({type(error).__name__}): the terminal says more"
-        return (message(line), "", *[gr.skip()] * (outputs - 2))
+        return error_message(line), "", gr.skip()
 
     return running

@@ -1,4 +1,4 @@
-"""Looks and search hits as HTML. Everything from a visitor or a file's name is escaped, by jinja2 or `escape`."""
+"""Looks as HTML. Everything from a visitor or a file's name is escaped, by jinja2 or `escape`."""
 
 from __future__ import annotations
 
@@ -148,24 +148,9 @@ def _card(
     }
 
 
-def gallery(hits: Sequence[tuple[str, float, str | None]]) -> str:
-    """Show search results: file name, cosine and the thumbnail's address, None if the image cannot be shown."""
-    items = []
-    for name, cosine, uri in hits:
-        safe = escape(printable(name))
-        thumb = f'<img src="{uri}" alt="{safe}">' if uri else "cannot be shown"
-        number = f"{cosine:.3f}".replace("-", "−")
-        items.append(
-            f'<li><span class="dc-thumb">{thumb}</span><span class="dc-file" title="{safe}">{safe}</span>'
-            f'<span class="dc-cosine">cosine {number}</span></li>'
-        )
-    return f'<ol class="dc-hits">{"".join(items)}</ol>'
-
-
-def message(text: str, is_error: bool = True) -> str:
-    """Make a line for the visitor: an error if `is_error`, else a status."""
-    attributes = 'dc-message dc-bad" role="alert' if is_error else 'dc-message" role="status'
-    return f'<p class="{attributes}">{escape(printable(text))}</p>'
+def error_message(text: str) -> str:
+    """Make a line about an error for the visitor."""
+    return f'<p class="dc-message dc-bad" role="alert">{escape(printable(text))}</p>'
 
 
 def image_uri(image: Image.Image, kind: str = "webp") -> str:

@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
 from diffclip.errors import InputError
 from diffclip.model_source import Loaded
@@ -56,7 +55,6 @@ def serve(page: AbstractContextManager[str]) -> None:
 @contextmanager
 def serve_in_background(
     models: Sequence[tuple[str, Loaded]],
-    folder: Path | None,
     host: str,
     port: int,
     auth: tuple[str, str] | None = None,
@@ -66,7 +64,6 @@ def serve_in_background(
 
     Args:
         models: one or two, each with its source.
-        folder: images to search; their indexes are updated in the background.
         auth: a name and a password that visitors must give.
         browser: open the page in a browser if this machine has a screen.
     """
@@ -83,15 +80,13 @@ def serve_in_background(
         warnings.filterwarnings("ignore", module=r"PIL\.")
         import gradio as gr
 
-        from diffclip.web.folder import SearchedFolder
         from diffclip.web.page import MAX_MEGABYTES, SCRIPT, STYLE, build
         from diffclip.web.results import page_models
 
         named = page_models(models)
-        searched = SearchedFolder(folder, named) if folder else None
         fonts = [gr.themes.Font(name) for name in ("system-ui", "-apple-system", "Segoe UI", "sans-serif")]
         mono = [gr.themes.Font(name) for name in ("ui-monospace", "Menlo", "monospace")]
-        page = build(named, searched)
+        page = build(named)
         has_screen = sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
         try:
             _, address, _ = page.launch(
@@ -114,5 +109,3 @@ def serve_in_background(
             yield address
         finally:
             page.close(verbose=False)
-            if searched:
-                searched.close()
