@@ -87,7 +87,7 @@ def test_folder_of_another_study_is_refused_with_the_differing_key(study_file, t
     out = tmp_path / "out"
     StudyFolder(out).claim(read_study(study_file()))
     models = {**STUDY["models"], "seeds": [0, 1, 2]}  # type: ignore[dict-item]
-    larger = study_file(models=models, ablations=ABLATIONS, title="More", margin=0.02)
+    larger = study_file(models=models, ablations=ABLATIONS, title="More", test="welch")
     StudyFolder(out).claim(read_study(larger))
     assert (out / "study.yaml").read_text() == read_study("tiny_study.yaml").to_yaml()
     for changes, message in (
@@ -95,8 +95,8 @@ def test_folder_of_another_study_is_refused_with_the_differing_key(study_file, t
         ({"scenes": {"train": 8, "val": 8, "size": 32}}, "scenes=null, not "),
         ({"change": {"epochs": 7}}, "change.epochs=null, not 7"),
         (
-            {"primary": {"task": "zero-shot", "dataset": "cifar10", "metric": "acc1"}},
-            'primary.task="validation", not "zero-shot"',
+            {"endpoints": {"primary": {"task": "zero-shot", "dataset": "cifar10", "metric": "acc1"}}},
+            'endpoints.primary.task="validation", not "zero-shot"',
         ),
         ({"models": {**models, "suite": "quick"}}, 'models.suite="brief", not "quick"'),
     ):
@@ -198,19 +198,20 @@ def test_packaged_studies_make_a_plan_and_state_answers_and_cost(name: str, tmp_
 
 def test_primary_comparison_and_contrasts_have_defaults(study_file: Callable[..., Path]) -> None:
     study = read_study(study_file(ablations=ABLATIONS))
-    primary = study.primary
+    primary = study.endpoints.primary
     assert (primary.arm, primary.against) == ("DiffCLIP", "CLIP")
     assert (primary.task, primary.metric, primary.dataset) == ("validation", "score", "flickr8k")
-    assert study.margin == 0.01
+    assert primary.margin is None
     assert study.contrasts == [("DiffCLIP", "CLIP"), ("DiffCLIP-no-norm", "DiffCLIP")]
     changes = [
-        "primary.task=retrieval",
-        "primary.metric=mean_recall",
-        "margin=0.02",
+        "endpoints.primary.task=retrieval",
+        "endpoints.primary.metric=mean_recall",
+        "endpoints.primary.margin=5%",
         "contrasts=[[CLIP, DiffCLIP]]",
     ]
     declared = read_study(study_file(), changes)
-    assert (declared.primary.metric, declared.margin) == ("mean_recall", 0.02)
+    assert declared.endpoints.primary.metric == "mean_recall"
+    assert declared.endpoints.primary.margin == "5%"
     assert declared.contrasts == [("CLIP", "DiffCLIP")]
     assert read_study("study_cpu").arms["DiffCLIP"].against == "DiffCLIP-no-factor"
     assert read_study("study_cpu", ["ablations=null"]).arms["DiffCLIP"].against is None
@@ -236,9 +237,15 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         ({"modles": 1}, "did you mean 'models'"),
         ({"ablations": {**ABLATIONS, "arms": {"bare": BARE}}}, "arm bare is against 'CLUP', which is not an"),
         (_arms(**{"../x": {"change": {"model": "CLIP"}}}), "names the folder of its runs"),
-        ({"primary": {"arm": "DiffCLOP"}}, "primary.arm is 'DiffCLOP', which is not an arm"),
-        ({"primary": {"metric": "scores"}}, "unknown primary.metric 'scores': did you mean 'score'"),
-        ({"primary": {"task": "mmvp"}}, "no run measures mmvp on flickr8k"),
+        (
+            {"endpoints": {"primary": {"arm": "DiffCLOP"}}},
+            "endpoints.primary.arm is 'DiffCLOP', which is not an arm",
+        ),
+        (
+            {"endpoints": {"primary": {"metric": "scores"}}},
+            "endpoints.primary.metric 'scores': did you mean 'score'",
+        ),
+        ({"endpoints": {"primary": {"task": "mmvp"}}}, "no run measures mmvp on flickr8k"),
         ({"contrasts": [["DiffCLIP", "CLUP"]]}, r"contrasts\[0\] has 'CLUP'"),
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
         ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains a value twice"),

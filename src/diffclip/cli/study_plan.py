@@ -10,7 +10,7 @@ import pandas as pd
 
 from diffclip.cli.console import print_table
 from diffclip.evaluation.records import RESULTS_FILE, load_records
-from diffclip.evaluation.statistics import detectable_difference, power, residual_sd
+from diffclip.evaluation.statistics import MARGIN, detectable_difference, power, residual_sd
 from diffclip.report.names import measure_label
 from diffclip.study.place import Place
 from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs
@@ -61,7 +61,7 @@ def _span(seeds: pd.Series[int]) -> str:
 def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> None:
     """Print the seed variance of the primary metric, and the difference that the planned runs of the grids can find.
     The variance is from the first values in `folders` that have two seeds of two arms."""
-    primary = study.primary
+    primary = study.endpoints.primary
     print(f"primary: {primary.arm} − {primary.against}, {measure_label(primary.model_dump())}")
     arm_seeds, against_seeds = (
         {run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against)
@@ -75,11 +75,11 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
             least = detectable_difference(error, planned)
             value = frame[frame["model"] == primary.against]["value"].mean()  # NaN if only a sweep ran
             share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})" if value > 0 else ""
-            at_margin = power(study.margin, error, planned)
+            at_margin = power(primary.margin or MARGIN, error, planned)
             print(
                 f"seeds vary by {100 * sd:.2f} points (residual standard deviation with {df:.0f} degrees of freedom)\n"
                 f"{pairs} seeds find a difference of {100 * least:.2f} points{share} with 80 % power; power for the "
-                f"margin of {100 * study.margin:g} points: {at_margin:.0%}"
+                f"margin of {100 * (primary.margin or MARGIN):g} points: {at_margin:.0%}"
             )
             return
     print("no detectable difference yet: it needs two finished seeds of two arms, or --pilot FOLDER")
@@ -91,7 +91,7 @@ def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:
     Scores are from runs.jsonl: mean recalls on the validation images, which stand in for other images until these are
     measured. Each setting of the sweep counts as a model: its seeds show the variance before the models are trained.
     """
-    primary, columns = study.primary, ["model", "seed", "value"]
+    primary, columns = study.endpoints.primary, ["model", "seed", "value"]
     if (folder / RESULTS_FILE).is_file():
         frame = load_records(folder)
         for key in ("task", "dataset", "metric"):

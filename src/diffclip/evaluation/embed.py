@@ -135,6 +135,7 @@ class Setting(Generic[AnySet]):
         words: words that replace some of these names.
         init: the initialization of the untrained model in `focus`.
         templates: of the zero-shot classifier; None: the set's own.
+        pool: in retrieval, the number of images to choose from: the set is split into pools of so many. None: all.
         features: cache of features by set, split and transform, shared by the tasks of one model.
     """
 
@@ -150,6 +151,7 @@ class Setting(Generic[AnySet]):
     words: Mapping[str, str] = field(default_factory=dict)
     init: str = "matched"
     templates: Sequence[str] | None = None
+    pool: int | None = None
     features: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     @property

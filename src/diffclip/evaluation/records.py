@@ -35,6 +35,7 @@ class Record(BaseModel):
         low: lower end of the 95 % interval over items; None without one.
         high: upper end of the 95 % interval over items.
         seed: the training seed; None if unknown.
+        fold: in cross-validation, the part of the data that the model was not trained on, counted from 0.
         protocol: how the number was measured, for people.
         chance: the value of a random answer or order or, in `focus`, of a uniform map.
         draw: the seed of what the task draws (episodes, held-out images, noise).
@@ -66,6 +67,7 @@ class Record(BaseModel):
     high: FiniteFloat | None
     seed: int | None
     protocol: str
+    fold: int | None = None
     chance: FiniteFloat | None = None
     draw: int | None = None
     classes: int | None = None
@@ -163,6 +165,6 @@ def records_table(records: Iterable[Record]) -> pd.DataFrame:
 
     rows = [record.model_dump() for record in records]
     frame = pd.DataFrame(rows, columns=list(Record.model_fields))
-    integers = ("count", "seed", "draw", "classes", "templates", "severity", "layer", "head", "steps")
+    integers = ("count", "seed", "fold", "draw", "classes", "templates", "severity", "layer", "head", "steps")
     reals = ("value", "low", "high", "chance", "epsilon", "seconds")
     return frame.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(reals, "float64"))

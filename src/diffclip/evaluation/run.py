@@ -66,7 +66,7 @@ class Task(NamedTuple):
 
 TASKS = {
     "zero-shot": Task(("classification",), zero_shot),
-    "retrieval": Task(("retrieval",), retrieval),
+    "retrieval": Task(("retrieval",), retrieval, ("pool",)),
     "linear-probe": Task(("classification",), linear_probe),
     "few-shot": Task(("classification",), few_shot),
     "mmvp": Task(("mmvp",), mmvp),
@@ -229,6 +229,7 @@ def run_entries(
                     words={} if prompt else dict(entry.words),
                     init=loaded.init or "matched",
                     templates=entry.templates,
+                    pool=entry.pool,
                     features=features,
                 )
                 measured = _measure(loaded, entry, setting, results, digest)

@@ -1,7 +1,8 @@
 """Suites: tasks on sets, the quick ones first; docs/evaluate.md explains the purpose of each suite.
 
 `held-out` is `quick` without corruptions, and with the half of Flickr8k's validation split that chose no checkpoint.
-`clutter` needs, as --data-root, a folder that `diffclip data make-scenes` has written.
+`folds` is for studies with folds: each fold of Flickr8k in pools of 500 images, as many as `held-out` has. `clutter`
+needs, as --data-root, a folder that `diffclip data make-scenes` has written.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Entry:
         splits: the first of these that the set has is measured.
         corruption: of the images, with `severity` 1 to 5; None: none.
         interpolation: the method to resize images; None: the model's own.
-        templates, prompt: as in `Setting`.
+        templates, prompt, pool: as in `Setting`.
         words: with `prompt`, words that replace some names: words that the models of the suite have seen.
     """
 
@@ -60,6 +61,7 @@ class Entry:
     templates: tuple[str, ...] | None = None
     prompt: str | None = None
     words: tuple[tuple[str, str], ...] = ()
+    pool: int | None = None
 
     def __str__(self) -> str:
         corrupted = "" if self.corruption is None else f", {self.corruption} {self.severity}"
@@ -95,6 +97,7 @@ _BRIEF = (
 _LEARNED = (*_each("few-shot", "cifar10", "caltech101"), *_each("linear-probe", "cifar10", "caltech101"))
 _QUICK = (*_BRIEF, *_corrupted("cifar10"), *_LEARNED)
 _HELD_OUT = (Entry("retrieval", "flickr8k", ("val[500:]",)), *_BRIEF[1:], *_LEARNED)
+_FOLDS = (Entry("retrieval", "flickr8k", ("test", "val"), pool=500), *_each("few-shot", "caltech101"))
 _CLUTTER = (*_each("retrieval", "captions"), *_each("zero-shot", "colours", "counts", "shapes"))
 # captions of Flickr8k mention cats and dogs, but no breeds
 _CATS_AND_DOGS = (("Abyssinian", "cat"), ("American Bulldog", "dog"), ("Bengal", "cat"))
@@ -125,6 +128,7 @@ SUITES = {
     "brief": _BRIEF,
     "quick": _QUICK,
     "held-out": _HELD_OUT,
+    "folds": _FOLDS,
     "clutter": _CLUTTER,
     "study": (*_QUICK, _PETS),
     "attention": _ATTENTION,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, embed_captioned, evaluation_mode, fill_template
 from diffclip.evaluation.metrics import (
     RECALL_AT,
@@ -36,26 +38,47 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
     `mean_recall`, the mean of the six.
 
     Image retrieval is averaged over all captions, and its interval resamples images with all their captions. Text
-    retrieval is averaged over the images that have captions; a hit is any own caption among the top k.
+    retrieval is averaged over the images that have captions; a hit is any own caption among the top k. With
+    `setting.pool`, images and captions compete within pools of that many images, in the order of the set; a last pool
+    that is smaller is left out, because its recalls would be higher.
     """
     batches = ((batch.images, batch.captions or []) for batch in setting.batches())
     with evaluation_mode(setting.model):
         embedded = embed_captioned(setting.model, setting.tokenizer, batches, setting.progress)
-    images, _, owners = embedded
-    to_image, to_text = retrieval_ranks(*embedded)
+    images, texts, owners = embedded
+    size = setting.pool or len(images)
+    if size > len(images):
+        raise InputError(
+            f"{setting.data.name} has {len(images)} images, fewer than a pool of {size}: give more"
+        )
+    images = images[: len(images) // size * size]
+    texts, owners = texts[owners < len(images)], owners[owners < len(images)]
+    to_image, to_text = map(torch.cat, zip(*_ranks_in_pools(images, texts, owners, size), strict=True))
     scores = [
-        recall_score(f"image_retrieval_recall@{k}", to_image, k, chance_at(k, len(images)), clusters=owners)
+        recall_score(f"image_retrieval_recall@{k}", to_image, k, chance_at(k, size), clusters=owners)
         for k in RECALL_AT
     ]
     scores += [
-        recall_score(f"text_retrieval_recall@{k}", to_text, k, chance_of_image_to_text(k, owners))
+        recall_score(
+            f"text_retrieval_recall@{k}", to_text, k, chance_of_image_to_text(k, owners[owners < size])
+        )
         for k in RECALL_AT
     ]
     recalls = [score.value for score in scores]
     chances = [score.chance or 0.0 for score in scores]
     scores.append(Score("mean_recall", fmean(recalls), len(images), None, None, fmean(chances)))
-    method = "all captions, any own caption in the top k is a hit; ties count against"
+    pools = "" if setting.pool is None else f"in pools of {size} images, "
+    method = f"{pools}all captions, any own caption in the top k is a hit; ties count against"
     return with_facts(scores, protocol=method)
+
+
+def _ranks_in_pools(
+    images: Tensor, texts: Tensor, owners: Tensor, size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield `retrieval_ranks` of each pool of `size` images [N, D] with their texts [M, D]."""
+    for start in range(0, len(images), size):
+        own = (owners >= start) & (owners < start + size)
+        yield retrieval_ranks(images[start : start + size], texts[own], owners[own] - start)
 
 
 def true_text(data: EvaluationSet, position: int) -> str:

@@ -44,7 +44,7 @@ def primary_of(results: Results) -> tuple[int, Contrast] | None:
     """Find the measure and the contrast of the study's pre-declared endpoint; None if it has none of its own."""
     if results.study is None:
         return None
-    declared, frame = results.study["primary"], results.records
+    declared, frame = results.study["endpoints"]["primary"], results.records
     if not declared.get("alone", True):
         return None
     keys = ["task", "dataset", "metric"]

@@ -277,7 +277,7 @@ def _first_models(results: Results, models: Iterable[str]) -> tuple[list[str], s
     are left out."""
     names = in_order(dict.fromkeys(models))
     if results.study:
-        first = [results.study["primary"][side] for side in ("arm", "against")]
+        first = [results.study["endpoints"]["primary"][side] for side in ("arm", "against")]
     else:
         first = [name for name in names if variant_in_name(name) in (BASELINE, TREATED)]
     chosen = sorted(names, key=lambda name: name not in first)[:_MAX_MODELS]

@@ -64,7 +64,9 @@ class Results:
     @property
     def margin(self) -> float:
         """The margin of equivalence that the study declares, else one point."""
-        return float((self.study or {}).get("margin", MARGIN))
+        return float(
+            (self.study or {"endpoints": {"primary": {}}})["endpoints"]["primary"].get("margin") or MARGIN
+        )
 
     @property
     def seeds(self) -> int:

@@ -35,6 +35,7 @@ from diffclip.evaluation.suite import Entry
 from diffclip.files import cores, explain_disk_errors, lock_file
 from diffclip.model_source import load_with_origin
 from diffclip.scenes.write import draw_built_in, write_scenes
+from diffclip.study.folds import write_folds
 from diffclip.study.place import SCENES, Place, entries_of
 from diffclip.study.plan import (
     Planned,
@@ -132,7 +133,8 @@ def _work(
 def train_and_evaluate(
     recipe: Recipe, run: Path, entries: Sequence[Entry], sets: Path, device: str, threads: int
 ) -> dict[str, Any]:
-    """Train `recipe` in the folder `run`, or resume it there, and evaluate its best checkpoint with `entries`. Return
+    """Train `recipe` in the folder `run`, or resume it there, and evaluate its best checkpoint (without a validation
+    split its last) with `entries`. Return
     `diverged` (the step, or None) and `suite_seconds`."""
     torch.set_num_threads(threads)
     try:
@@ -255,6 +257,8 @@ class _Grid:
             folder, settings = self.place.runs / SCENES, self.study.scenes.model_dump()
             if write_scenes(folder, workers=cores(), **settings):
                 self.say(f"scenes drawn in {folder}")
+        if self.study.folds is not None:
+            write_folds(self.place.data / self.study.data, self.study.folds, self.place.folds(self.study))
         if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
             draw_built_in(cores())
 
@@ -349,7 +353,8 @@ class _Grid:
         seconds = seconds_of_runs(lines, remaining, self.place.workers)
         estimate = f", about {duration(seconds)} left" if seconds else ""
         diverged = f"DIVERGED in step {line['diverged']}"
-        outcome = diverged if line["score"] is None else f"score {line['score']:.1%}"
+        outcome = "finished" if line["score"] is None else f"score {line['score']:.1%}"
+        outcome = outcome if line["diverged"] is None else diverged
         self.say(
             f"{name}: {outcome} after {duration(took)} ({tally.done} of {tally.total} runs done{estimate})"
         )

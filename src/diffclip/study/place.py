@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import InputError, require_group
 from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
+from diffclip.study.folds import fold_split
 from diffclip.study.plan import GROUPS, Planned
 from diffclip.study.results import RUNS_FILE
 from diffclip.study.spec import Group, Study
@@ -37,19 +39,30 @@ class Place:
     keep: bool = False
 
     def sets(self, study: Study) -> Path:
-        """Return the folder of the sets that the study trains on and is measured with."""
+        """Return the folder of the sets that the study is measured with."""
         return self.runs / SCENES if study.scenes else self.data
+
+    def folds(self, study: Study) -> Path:
+        """Return the folder of the data in folds, a set with a split for each fold."""
+        return self.runs / f"folds-{study.folds}" / study.data
 
     def with_data(self, study: Study, recipe: Recipe) -> Recipe:
         """Return the recipe of a run with the data of this place."""
         folder = self.sets(study) / study.data
-        data = {split: str(folder / split) for split in ("train", "val")}
+        data: dict[str, Any] = {split: str(folder / split) for split in ("train", "val")}
+        if study.folds is not None:
+            data = {"train": [str(self.folds(study).parent / str(fold)) for fold in recipe.data.train]}
         return recipe.model_copy(update={"data": recipe.data.model_copy(update=data)})
 
     def entries(self, study: Study, planned: Planned) -> list[Entry]:
-        """Return the entries that a trained run is evaluated with: those of its suite whose sets are available."""
-        entries = SUITES[planned.suite] if planned.suite else ()
-        return [entry for entry in entries if not unavailable_sets(study, self, [entry])]
+        """Return the entries that a trained run is evaluated with: those of its suite whose sets are available. With
+        folds, the data of the study is measured on the fold that the run was not trained on."""
+        suite = SUITES[planned.suite] if planned.suite else ()
+        entries = [entry for entry in suite if not unavailable_sets(study, self, [entry])]
+        if planned.fold is None:
+            return entries
+        held_out = {"dataset": str(self.folds(study)), "splits": (fold_split(planned.fold),)}
+        return [replace(entry, **held_out) if entry.dataset == study.data else entry for entry in entries]
 
 
 def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
@@ -75,9 +88,11 @@ def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
                 f"{', '.join(foreign)} is not among the scenes that the study draws: choose another suite"
             )
         return
+    if study.folds is not None:
+        entries = [entry for entry in entries if entry.dataset != study.data]
     needed = missing_of(entries, place.data).items()
     missing = [f"{name}, {advice}" for name, advice in needed if name in PUBLISHED]
-    for split in ("train", "val"):
+    for split in ("train", "val") if study.folds is None else ("train",):
         if not (folder := place.data / study.data / split).exists():
             missing.append(f"{folder}, the {split} split of the study's data")
     if missing:

@@ -12,6 +12,7 @@ from typing import Any
 
 from diffclip.errors import InputError
 from diffclip.files import digest_of
+from diffclip.study.folds import fold_split
 from diffclip.study.results import Line
 from diffclip.study.spec import Group, Study
 from diffclip.training.recipe import FREE_KEYS, Recipe
@@ -25,7 +26,8 @@ Settings = Mapping[str, float]
 @dataclass(frozen=True)
 class Planned:
     """A run to be done. `name` is its folder below RUNS. `recipe` expects the data in the working folder. `suite` names
-    the suite of the evaluation (None in a sweep). `digest` identifies the settings."""
+    the suite of the evaluation (None in a sweep). `digest` identifies the settings. `fold` is the part of the data that
+    the run is not trained on, counted from 0."""
 
     group: Group
     arm: str
@@ -34,6 +36,7 @@ class Planned:
     recipe: Recipe
     suite: str | None
     digest: str
+    fold: int | None = None
 
     def is_finished(self, lines: Mapping[str, Line]) -> bool:
         """Tell whether `lines`, the finished runs of the study, include this run with the same settings."""
@@ -56,14 +59,23 @@ def sweep_runs(study: Study) -> list[Planned]:
 
 
 def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
-    """List the runs of the grids, seed by seed, so that an interrupted grid has complete seeds. `chosen` has the
-    settings of each swept arm; without them an arm keeps those of the recipe."""
-    return [
-        _make_planned(study, group, arm, seed, chosen.get(study.tuned_as(arm), {}))
-        for group, grid in study.grids.items()
-        for seed in grid.seeds
-        for arm in grid.arms
-    ]
+    """List the runs of the grids, seed by seed and fold by fold, so that an interrupted grid has complete seeds.
+    `chosen` has the settings of each swept arm; without them an arm keeps those of the recipe.
+
+    With K folds, seed s in fold f trains with seed K·s + f: the spread over folds is also that of the initial values.
+    """
+    runs = []
+    for group, grid in study.grids.items():
+        for seed in (
+            seed * (study.folds or 1) + fold for seed in grid.seeds for fold in range(study.folds or 1)
+        ):
+            for arm in grid.arms:
+                if rates := grid.rates(arm):
+                    settings = [(name, {"lr": lr}) for name, lr in rates.items()]
+                else:
+                    settings = [(arm, dict(chosen.get(study.tuned_as(arm), {})))]
+                runs += [_make_planned(study, group, arm, seed, values, name) for name, values in settings]
+    return runs
 
 
 def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
@@ -132,13 +144,18 @@ def _shorten_paths(value: Any) -> Any:
     return value if value is None else value.model_dump(mode="json")
 
 
-def _make_planned(study: Study, group: Group, arm: str, seed: int, settings: Settings) -> Planned:
+def _make_planned(
+    study: Study, group: Group, arm: str, seed: int, settings: Settings, label: str = ""
+) -> Planned:
     changes: dict[str, Any] = {**settings, "seed": seed}
     arm_changes = study.arms[arm].change  # takes precedence over the settings
     recipe = study.recipes[arm].model_copy(update={k: v for k, v in changes.items() if k not in arm_changes})
-    name, suite = f"{group}/{arm}-s{seed}", None
     if group == "sweep":
         name = f"sweep/{arm}-lr{settings['lr']:g}-wd{settings['weight_decay']:g}-s{seed}"
-    else:
-        suite = study.grids[group].suite
-    return Planned(group, arm, seed, name, recipe, suite, settings_digest(recipe))
+        return Planned(group, arm, seed, name, recipe, None, settings_digest(recipe))
+    name, fold = f"{group}/{label}-s{seed}", None
+    if study.folds is not None:
+        fold = seed % study.folds
+        train = [f"{study.data}/{fold_split(other)}" for other in range(study.folds) if other != fold]
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
+    return Planned(group, label, seed, name, recipe, study.grids[group].suite, settings_digest(recipe), fold)

@@ -8,6 +8,7 @@ import torch, because reports read studies.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
 from diffclip.files import write_text
+from diffclip.study.folds import with_chosen_rates
 from diffclip.training.recipe_file import read_fields
 from diffclip.training.run_folder import (
     ABOUT_FILE,
@@ -43,10 +45,12 @@ _POINTS = 50  # points per curve
 
 
 class StudyFolder:
-    """The study's folder at `path`; `runs` has the lines of runs.jsonl by the name of the run."""
+    """The study's folder at `path`; `runs` has the lines of runs.jsonl by the name of the run, and `study` is the study
+    that has claimed the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.study: Study | None = None
         self.runs: dict[str, Line] = {line["run"]: line for line in read_lines(path / RUNS_FILE)}
 
     def check(self, study: Study) -> None:
@@ -65,6 +69,7 @@ class StudyFolder:
     def claim(self, study: Study) -> None:
         """Check the folder and write study.yaml."""
         self.check(study)
+        self.study = study
         write_text(self.path / STUDY_FILE, study.to_yaml())
 
     def add(self, line: Line, records: Iterable[Record], curve: Line) -> None:
@@ -74,7 +79,11 @@ class StudyFolder:
             file = self.path / RESULTS_FILE
             saved = read_records(file) if file.is_file() else []
             saved = [record for record in saved if (record.model, record.seed) != (arm, seed)]
-            write_text(file, to_lines(with_averages([*saved, *records])))  # recompute all with this code
+            results = with_averages([*saved, *records])  # recompute all with this code
+            if self.study is not None:
+                finished = Counter(done["arm"] for done in {**self.runs, name: line}.values())
+                results = with_chosen_rates(results, self.study, finished)
+            write_text(file, to_lines(results))
             curves = [row for row in read_lines(self.path / CURVES_FILE) if row["run"] != name]
             _write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
@@ -112,7 +121,7 @@ def describe_run(
     if not starts:
         raise InputError(f"{run / ABOUT_FILE} is missing or damaged: remove {run}, and the run is made again")
     scored = [row for row in validations if row.get("score") is not None]
-    if diverged is None and not scored:
+    if diverged is None and not scored and planned.recipe.data.val is not None:
         raise InputError(f"{run} was never validated: give the study's data a split val")
     best = max(scored, key=lambda row: row["score"], default={})
     samples = np.diff([0, *(row["samples"] for row in steps)])
@@ -121,7 +130,7 @@ def describe_run(
     line = names | {
         "lr": planned.recipe.lr,
         "weight_decay": planned.recipe.weight_decay,
-        "score": best["score"] if diverged is None else None,
+        "score": best.get("score") if diverged is None else None,
         "diverged": diverged,
         "steps": steps[-1]["step"] if steps else 0,
         "seconds": round(float(seconds.sum()), 2),
@@ -138,7 +147,7 @@ def describe_run(
     if planned.group != "sweep" and diverged is None:
         measured_by_suite = [record for record in read_records(run / RESULTS_FILE) if record.layer is None]
         records = _training_records(study, planned, line, best, steps[-1])
-        records += [_label_and_round(record, planned) for record in measured_by_suite]
+        records += [_label_and_round(record, planned, study) for record in measured_by_suite]
     return line, records, names | curve(steps, validations, _POINTS)
 
 
@@ -151,8 +160,13 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
         fields = {"task": task, "metric": metric, "value": value, "protocol": protocol}
         return Record.model_validate(common | fields | facts)
 
-    score_protocol, count = "mean of the six recalls of retrieval, best checkpoint", best.get("captions", 0)
-    records = [record("validation", "score", best["score"], score_protocol, split="val", count=count)]
+    records: list[Record] = []
+    if best:
+        score_protocol, count = (
+            "mean of the six recalls of retrieval, best checkpoint",
+            best.get("captions", 0),
+        )
+        records.append(record("validation", "score", best["score"], score_protocol, split="val", count=count))
     for metric, row, protocol in (
         ("lambda", last, "last step"),
         ("map_correlation", best, "best checkpoint"),
@@ -166,15 +180,19 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
     return records + [record("cost", name, line[name], protocol) for name in costs if line[name] is not None]
 
 
-def _label_and_round(record: Record, planned: Planned) -> Record:
-    """Return the record with its arm, seed and weights, rounded to six significant digits."""
+def _label_and_round(record: Record, planned: Planned, study: Study) -> Record:
+    """Return the record with its arm, seed and weights, rounded to six significant digits. Measures on folds have one
+    name in all runs."""
+    split = "fold" if planned.fold is not None and record.dataset == study.data else record.split
     numbers = {name: getattr(record, name) for name in ("value", "low", "high", "chance", "seconds")}
     rounded = {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
-    return record.model_copy(update=_describe_model(planned) | rounded)
+    return record.model_copy(update=_describe_model(planned) | rounded | {"split": split})
 
 
 def _describe_model(planned: Planned) -> dict[str, Any]:
-    return {"model": planned.arm, "seed": planned.seed, "weights": f"{planned.name}/checkpoints/best"}
+    checkpoint = "last" if planned.recipe.data.val is None else "best"
+    names = {"model": planned.arm, "seed": planned.seed, "fold": planned.fold}
+    return names | {"weights": f"{planned.name}/checkpoints/{checkpoint}"}
 
 
 def _count_parameters(recipe: Recipe) -> int:
@@ -189,11 +207,11 @@ def _count_parameters(recipe: Recipe) -> int:
 def _fixed_fields(study: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that must not change in a study's folder: with other values, runs have another training recipe or
     other data, other tasks or another primary endpoint."""
-    from diffclip.study.spec import Primary
-
-    fixed = {key: study.get(key) for key in ("recipe", "change", "data", "scenes")}
-    primary = Primary.model_validate(study.get("primary") or {}).model_dump(exclude={"alone"})
-    fixed |= {f"primary.{key}": value for key, value in primary.items()}
+    fixed = {key: study.get(key) for key in ("recipe", "change", "data", "scenes", "folds")}
+    primary = study["endpoints"]["primary"]
+    fixed |= {
+        f"endpoints.primary.{key}": primary[key] for key in ("arm", "against", "task", "dataset", "metric")
+    }
     return fixed | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
 
 

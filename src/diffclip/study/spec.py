@@ -1,20 +1,33 @@
-"""The recipe of a study: a training recipe, the arms that are trained with changes to it, and the seeds.
+"""The spec of a study: a training recipe, the arms that are trained with changes to it, the seeds, and what is tested.
 
-An arm is a model with an init, or one factor changed. Learning rate and weight decay are swept first, for the arms in
-`sweep.arms` and with seeds that no reported run has. Every other arm takes the settings of a swept arm: the arm in its
-`settings`, else DiffCLIP if one of its towers has differential attention, else CLIP.
+docs/study.md describes every key. An arm is a model with an init, or one factor changed. Its learning rate is that of
+the recipe, or chosen by a sweep, or each of the rates in the `lr` of its grid.
+
+A sweep chooses learning rate and weight decay for the arms in `sweep.arms`, with seeds that no reported run has. Every
+other arm takes the settings of a swept arm: the arm in its `settings`, else DiffCLIP if one of its towers has
+differential attention, else CLIP. With a list `lr`, an arm has a run at each rate (`CLIP@5e-4`), and rows of the arm
+itself (`CLIP`) are at the rate that was best in the other folds or seeds.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
+import numpy as np
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.suite import SUITES
@@ -25,7 +38,37 @@ Group = Literal["sweep", "models", "ablations"]
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 
 
-class Arm(Keys):
+_PLACES = {
+    "primary": "`endpoints.primary`",
+    "secondary": "`endpoints.secondary`",
+    "margin": "`endpoints.primary.margin`, and a margin for each of `endpoints.secondary`",
+    "arms": "`models.arms`, and for factors `ablations.arms`",
+    "seeds": "`models.seeds`, and for the sweep `sweep.seeds`",
+    "suite": "`models.suite`",
+}
+
+
+class Part(Keys):
+    """A part of a spec. A key that belongs elsewhere is an error that tells its place."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _find_misplaced(cls, fields: Any) -> Any:
+        for key in fields if isinstance(fields, Mapping) else ():
+            outer = str(key).partition(".")[0]
+            if outer in cls.model_fields:
+                continue
+            if outer in Recipe.model_fields:
+                raise ValueError(
+                    f"{key} is a key of the training recipe: write it into `change` (change.{key}=… for all runs), or "
+                    "into the `change` of an arm"
+                )
+            if outer in _PLACES:
+                raise ValueError(f"{key} stands in the wrong place: write it into {_PLACES[outer]}")
+        return fields
+
+
+class Arm(Part):
     """One model in one init, or with one factor changed.
 
     `change` holds keys of the training recipe, inner ones with dots (`architecture.vision.heads`).
@@ -43,7 +86,7 @@ def _check_unique(values: list[Any]) -> list[Any]:
     return values
 
 
-class Sweep(Keys):
+class Sweep(Part):
     """Every combination of learning rate, weight decay and seed for each arm in `arms`; the best mean score wins."""
 
     lr: list[PositiveFloat] = Field(min_length=1)
@@ -57,25 +100,36 @@ class Sweep(Keys):
         return _check_unique(values)
 
 
-class Grid(Keys):
-    """Every arm with every seed, each evaluated with a suite of `diffclip evaluate`."""
+class Grid(Part):
+    """Every arm with every seed and at every learning rate in `lr`, evaluated with a suite of `diffclip evaluate`.
+
+    An arm with an `lr` in its `change` has that rate alone.
+    """
 
     arms: dict[str, Arm]
     seeds: list[NonNegativeInt] = Field(min_length=1)
     suite: str
+    lr: list[PositiveFloat] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
         if self.suite not in SUITES:
             raise ValueError(f"there is no suite {self.suite!r}: choose from {', '.join(SUITES)}")
         _check_unique(self.seeds)
+        _check_unique(self.lr)
         for name in self.arms:
-            if "/" in name:
-                raise ValueError(f"arm {name!r} names the folder of its runs: leave out /")
+            if "/" in name or "@" in name:
+                raise ValueError(f"arm {name!r} names the folder of its runs: leave out / and @")
         return self
 
+    def rates(self, arm: str) -> dict[str, float]:
+        """Return the learning rates of an arm by the name of the arm at that rate; empty if it has a single rate."""
+        rates = [] if "lr" in self.arms[arm].change else self.lr
+        # 5e-4, not 0.0005
+        return {f"{arm}@{np.format_float_scientific(rate, trim='-', exp_digits=1)}": rate for rate in rates}
 
-class Scenes(Keys):
+
+class Scenes(Part):
     """The settings of the scenes that are drawn before the first run."""
 
     train: int = Field(gt=0)
@@ -86,22 +140,41 @@ class Scenes(Keys):
     distractors: int = Field(default=0, ge=0)
 
 
-class Primary(Keys):
+class Endpoint(Part):
+    """A measure that is tested.
+
+    `margin` is that of equivalence: in the unit of the metric (0.01 is a point of a share) or a share of the baseline
+    (5%). None: equivalence is not tested.
+    """
+
+    task: str
+    dataset: str = ""
+    metric: str
+    margin: PositiveFloat | Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?%$")] | None = None
+
+
+class Primary(Endpoint):
     """The endpoint that is tested at 5 % without correction: `arm` minus `against`."""
 
     arm: str = TREATED
     against: str = BASELINE
     task: str = "validation"
-    dataset: str = ""
     metric: str = "score"
     alone: bool = True  # False: the endpoint spans several studies, so this study's page has none
 
 
-class Study(Keys):
+class Endpoints(Part):
+    """The measures that are tested for every contrast; all tests but the primary one are corrected together (Holm)."""
+
+    primary: Primary = Field(default_factory=Primary)
+    secondary: list[Endpoint] = Field(default_factory=list)
+
+
+class Study(Part):
     """Everything that decides a study.
 
     `recipe` is the recipe of the runs, and `data` the set that they are trained on (its splits train and val). If
-    `primary.dataset` or `contrasts` are missing, they are filled in.
+    `dataset` of the primary endpoint or `contrasts` are missing, they are filled in.
     """
 
     title: str
@@ -109,9 +182,16 @@ class Study(Keys):
     change: dict[str, Any] = Field(default_factory=dict, description="of the recipe, for all runs")
     data: str
     scenes: Scenes | None = Field(default=None, description="draw scenes; `data` then names their folder")
-    primary: Primary = Field(default_factory=Primary)
-    margin: float = Field(default=0.01, gt=0, description="of equivalence, in the unit of the metric")
+    folds: int | None = Field(
+        default=None, ge=2, description="each run is measured on the fold it was not trained on"
+    )
+    endpoints: Endpoints = Field(default_factory=Endpoints)
     contrasts: list[tuple[str, str]] = Field(default_factory=list, description="pairs (arm, against)")
+    test: Literal["paired", "welch"] = "paired"
+    unit: Literal["seed", "fold"] = "seed"
+    pooled: bool = Field(
+        default=False, description="one residual over all arms, for designs of two or three seeds"
+    )
     sweep: Sweep | None = None
     models: Grid
     ablations: Grid | None = None
@@ -135,24 +215,46 @@ class Study(Keys):
                     f"a change sets {', '.join(sorted(given))}: all runs of a study have the data that `data` names"
                 )
         references = {f"arm {name} is against": arm.against for name, arm in self.arms.items() if arm.against}
-        references |= {"primary.arm is": self.primary.arm, "primary.against is": self.primary.against}
+        primary = self.endpoints.primary
+        references |= {
+            "endpoints.primary.arm is": primary.arm,
+            "endpoints.primary.against is": primary.against,
+        }
         for number, name in enumerate(name for pair in self.contrasts for name in pair):
             references[f"contrasts[{number // 2}] has"] = name
         references |= {f"sweep.arms has {name}:": name for name in (self.sweep.arms if self.sweep else ())}
+        known = [
+            *self.arms,
+            *(name for grid in self.grids.values() for arm in grid.arms for name in grid.rates(arm)),
+        ]
         for label, name in references.items():
-            if name not in self.arms:
-                raise ValueError(f"{label} {name!r}, which is not an arm: choose from {', '.join(self.arms)}")
+            if name not in known:
+                raise ValueError(f"{label} {name!r}, which is not an arm: choose from {', '.join(known)}")
         reported = {seed for grid in self.grids.values() for seed in grid.seeds}
         if self.sweep and reported & set(self.sweep.seeds):
             raise ValueError(
                 f"sweep.seeds {self.sweep.seeds} contain a seed of models or ablations: choose others"
             )
-        self.primary.dataset = self.primary.dataset or self.data
-        baseline = self.primary.against
+        self._check_folds()
+        for endpoint in (primary, *self.endpoints.secondary):
+            endpoint.dataset = endpoint.dataset or self.data
+        baseline = primary.against
         default_pairs = [(name, baseline) for name in self.models.arms if name != baseline]
         default_pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
         self.contrasts = self.contrasts or list(dict.fromkeys(default_pairs))
         return self
+
+    def _check_folds(self) -> None:
+        if self.folds is None:
+            if self.unit == "fold":
+                raise ValueError("unit is fold, and there are no folds: give folds, or unit=seed")
+        elif self.scenes is not None or self.sweep is not None:
+            raise ValueError(
+                "a study with folds has no scenes and no sweep: give the learning rates as models.lr, which are chosen "
+                "between on the other folds"
+            )
+        if self.sweep is not None and any(grid.lr for grid in self.grids.values()):
+            raise ValueError("a study has a sweep or a list lr in its grids, not both: leave one out")
 
     @property
     def grids(self) -> dict[Group, Grid]:
@@ -169,7 +271,9 @@ class Study(Keys):
     def recipes(self) -> dict[str, Recipe]:
         """The training recipe of each arm, without the sweep's settings and the seed, with data in the working folder.
         `InputError` names an arm that cannot be trained."""
-        data = {f"data.{split}": f"{self.data}/{split}" for split in ("train", "val")}
+        data: dict[str, Any] = {f"data.{split}": f"{self.data}/{split}" for split in ("train", "val")}
+        if self.folds is not None:
+            data["data.val"] = None
         recipes = {}
         for name, arm in self.arms.items():
             changes = {**data, **self.change, **arm.change}
@@ -195,23 +299,30 @@ class Study(Keys):
         return swept_arm
 
 
-def _check_primary(study: Study) -> None:
-    """Raise `InputError` if the runs would not measure the primary endpoint."""
+def _check_endpoints(study: Study) -> None:
+    """Raise `InputError` if the runs would not measure an endpoint."""
     from diffclip.report.names import METRICS
 
-    primary, suite = study.primary, study.models.suite
-    measured = [("validation", study.data), *((entry.task, entry.dataset) for entry in SUITES[suite])]
-    if primary.task not in ("six-tasks", "out-of-domain") and not any(
-        (task or primary.task, dataset) == (primary.task, primary.dataset) for task, dataset in measured
-    ):
-        raise InputError(
-            f"primary: no run measures {primary.task} on {primary.dataset}: choose a task and a set of the suite "
-            f"{suite!r}, or validation on {study.data}"
-        )
-    metric = re.sub(r"_retrieval_recall@\d+$", "", primary.metric)
-    known = ["score"] if primary.task == "validation" else [*METRICS, "average", "image", "text"]
-    if metric not in known:
-        raise unknown_name("primary.metric", primary.metric, known)
+    suite, endpoints = study.models.suite, study.endpoints
+    measured = [(entry.task, entry.dataset) for entry in SUITES[suite]]
+    if study.folds is None:
+        measured.append(("validation", study.data))
+    for key, endpoint in [
+        ("primary", endpoints.primary),
+        *(("secondary", one) for one in endpoints.secondary),
+    ]:
+        if endpoint.task not in ("six-tasks", "out-of-domain", "cost", "training") and not any(
+            (task or endpoint.task, dataset) == (endpoint.task, endpoint.dataset)
+            for task, dataset in measured
+        ):
+            raise InputError(
+                f"endpoints.{key}: no run measures {endpoint.task} on {endpoint.dataset}: choose a task and a set of "
+                f"the suite {suite!r}" + ("" if study.folds else f", or validation on {study.data}")
+            )
+        metric = re.sub(r"_retrieval_recall@\d+$", "", endpoint.metric)
+        known = ["score"] if endpoint.task == "validation" else [*METRICS, "average", "image", "text"]
+        if metric not in known:
+            raise unknown_name(f"endpoints.{key}.metric", endpoint.metric, known)
 
 
 def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
@@ -227,7 +338,7 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
     try:
         for arm in study.recipes:
             study.tuned_as(arm)
-        _check_primary(study)
+        _check_endpoints(study)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return study

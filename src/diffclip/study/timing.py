@@ -35,7 +35,7 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
 
     A step is forward, loss, backward and AdamW on a random batch on the device, in the recipe's precision and
     micro-batches. In each round every arm takes a turn of three steps after one step to warm up. The ratio to the
-    baseline is taken within a round, so that a slow moment of the machine affects both. Arms with the same computation
+    first arm is taken within a round, so that a slow moment of the machine affects both. Arms with the same computation
     are measured too: their ratio shows the noise.
 
     After `seconds` no new round begins, except for the first three. There are at most fifteen rounds. An arm that
@@ -55,7 +55,7 @@ def time_arms(study: Study, output: Path, device: str, threads: int, seconds: fl
         raise DiffCLIPError(
             f"a step of {arm} cannot be timed ({reason}): stop what else runs, or leave arms out"
         )
-    baseline = study.primary.against
+    baseline = next(iter(study.arms))
     timing = {
         "device": torch.cuda.get_device_name(processor) if processor.type == "cuda" else cpu_name(),
         "threads": threads,
