@@ -37,7 +37,8 @@ from diffclip.benchmarking.timing import describe_error
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
 from diffclip.data.corpus import Corpus
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.transforms import TrainTransform, normalize
+from diffclip.data.transforms import TrainTransform
+from diffclip.preprocess import normalize
 from diffclip.tokenizer import Tokenizer
 
 MODEL, IMAGE_SIZE, SCALE, SEED = "ViT-B-16", 224, (0.5, 1.0), 0

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.about import parser_of
 from diffclip.model import CLIP
-from diffclip.model_source import find_model, load
+from diffclip.sources.load import load_clip
+from diffclip.sources.registry import find_model
 from diffclip.weights import save_weights
 
 
@@ -33,7 +34,9 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of λ's vectors")
     options = parser.parse_args()
-    save_weights(swapped(load(find_model(options.source) or options.source)[0], options.seed), options.target)
+    save_weights(
+        swapped(load_clip(find_model(options.source) or options.source)[0], options.seed), options.target
+    )
 
 
 if __name__ == "__main__":

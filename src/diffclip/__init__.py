@@ -19,7 +19,7 @@ _PUBLIC = {
     "create_model": "diffclip.model",
     "load_weights": "diffclip.weights",
     "save_weights": "diffclip.weights",
-    "load": "diffclip.model_source",
+    "load": "diffclip.sources.load",
     "load_records": "diffclip.evaluation.records",
     "differential_attention": "diffclip.attention.dispatch",
     "InputError": "diffclip.errors",
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from diffclip.evaluation.records import load_records as load_records
     from diffclip.model import CLIP as CLIP
     from diffclip.model import create_model as create_model
-    from diffclip.model_source import load as load
+    from diffclip.sources.load import load as load
     from diffclip.weights import load_weights as load_weights
     from diffclip.weights import save_weights as save_weights
 

@@ -18,11 +18,11 @@ from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
-from diffclip.model_source import load, load_with_origin
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.names import percent
 from diffclip.report.page import Extra, write_report
 from diffclip.scenes import write_scenes
+from diffclip.sources.load import load, load_with_origin
 from diffclip.training.recipe import read_recipe
 from diffclip.training.run import train
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from diffclip.attention.dispatch import check_backend
 from diffclip.attention.module import LambdaAttention, SelfAttention, set_lambda_init
-from diffclip.config import CLIPConfig, named_config, resize_config
+from diffclip.config import CLIPConfig, named_config, parse_config, resize_config
 from diffclip.errors import InputError, unknown_name
-from diffclip.hub import HubModel
 from diffclip.initialisation import initialise, resolve_norm_eps
 from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
 from diffclip.towers.vision import build_vision
@@ -21,7 +20,7 @@ Readout = Literal["attention", "last-values"]
 READOUTS: tuple[Readout, ...] = get_args(Readout)
 
 
-class CLIP(nn.Module, HubModel):
+class CLIP(nn.Module):
     """A CLIP of any variant; the attention of each tower is in its config.
 
     Args:
@@ -103,6 +102,21 @@ class CLIP(nn.Module, HubModel):
         """Take images of another size, a multiple of the patch, from now on; timm resamples the position embeddings."""
         self.config = resize_config(self.config, image_size)
         self.visual.set_input_size(img_size=(image_size, image_size))
+
+    def set_context_length(self, context_length: int) -> None:
+        """Take texts of up to `context_length` tokens from now on. Positions are interpolated to be more, and the first
+        ones are kept to be fewer: texts begin at the first position, so that shorter texts keep their features.
+
+        Raises:
+            InputError: fewer than the start and the end of a text.
+        """
+        fields, positions = self.config.model_dump(), self.positional_embedding
+        fields["text"]["context_length"] = context_length
+        self.config = parse_config(fields, f"texts of {context_length} tokens")
+        values = positions.detach()[:context_length]
+        if context_length > len(positions):
+            values = F.interpolate(values.T[None], context_length, mode="linear", align_corners=True)[0].T
+        self.positional_embedding = nn.Parameter(values.clone(), requires_grad=positions.requires_grad)
 
     def encode_image(self, images: Tensor, normalize: bool = False) -> Tensor:
         """Encode normalized images [B, 3, S, S] as features [B, embed_dim], of unit length if `normalize`.

@@ -7,7 +7,7 @@ from made_sets import write_image
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
+from diffclip.preprocess import EvalTransform
 
 CAPTIONS = {
     "1000.jpg": ["A child , climbing stairs .", "two, three"],

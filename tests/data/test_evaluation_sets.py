@@ -8,8 +8,8 @@ from PIL import Image
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
+from diffclip.preprocess import EvalTransform
 
 TRANSFORM = EvalTransform(8, PreprocessConfig())
 

@@ -11,8 +11,8 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.images import image_member
 from diffclip.data.masks import Thing, coverage, crop_box, read_mask
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
+from diffclip.preprocess import EvalTransform
 from diffclip.scenes.write import DrawnSet, write_shard
 
 

@@ -11,9 +11,9 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.published_files import draw_split
 from diffclip.data.published_sets import PUBLISHED, base_of, images_of
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.suite import Entry, missing_of
+from diffclip.preprocess import EvalTransform
 
 builder = pytest.importorskip("clip_benchmark.datasets.builder")
 TRANSFORM = EvalTransform(8, PreprocessConfig())

@@ -8,7 +8,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
-from diffclip.data.transforms import EvalTransform, TrainTransform, normalize
+from diffclip.data.transforms import TrainTransform
+from diffclip.preprocess import EvalTransform, normalize
 
 OPENAI = PreprocessConfig(mean=OPENAI_MEAN, std=OPENAI_STD, interpolation="bicubic")
 

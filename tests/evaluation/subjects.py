@@ -10,13 +10,13 @@ from tiny import WORDED
 
 from diffclip import CLIP
 from diffclip.config import variant_config
-from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Measured, Sets, run_entries
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import Entry
-from diffclip.model_source import Loaded
+from diffclip.preprocess import EvalTransform
+from diffclip.sources.load import Loaded
 from diffclip.tokenizer import Tokenizer
 
 

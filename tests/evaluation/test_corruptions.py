@@ -4,8 +4,8 @@ import torch
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.transforms import EvalTransform, normalize
 from diffclip.evaluation.corruptions import CorruptedTransform, corrupt, parameter
+from diffclip.preprocess import EvalTransform, normalize
 from diffclip.scenes import draw_scene
 
 SEVERITIES = range(1, 6)

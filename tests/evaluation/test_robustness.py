@@ -12,10 +12,10 @@ from torch import nn
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.robustness import EPSILONS, freeze_parameters, pgd, robustness
 from diffclip.evaluation.zero_shot import zero_shot
+from diffclip.preprocess import EvalTransform
 
 
 def scores_of(setting):

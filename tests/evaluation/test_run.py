@@ -16,7 +16,6 @@ from subjects import run, setting, subject
 import diffclip
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
 from diffclip.evaluation.records import Record, read_records, write_records
@@ -24,6 +23,7 @@ from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outc
 from diffclip.evaluation.run import TASKS, Sets, describe_images, run_entries, run_task
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import SUITES, Entry
+from diffclip.preprocess import EvalTransform
 from diffclip.scenes import write
 
 CLIP = subject("CLIP", image_size=16)

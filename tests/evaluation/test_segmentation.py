@@ -15,10 +15,10 @@ from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.run import run_task
 from diffclip.evaluation.segmentation import MAJORITY, count_pixels, mean_iou
 from diffclip.evaluation.suite import Entry
-from diffclip.model_source import Loaded
 from diffclip.scenes import draw_scene
 from diffclip.scenes.vocabulary import SHAPES
 from diffclip.scenes.write import DrawnSet, write_shard
+from diffclip.sources.load import Loaded
 
 CLASSES = ("cat", "dog", "owl")
 

@@ -12,9 +12,9 @@ from timm.optim import param_groups_weight_decay
 
 import diffclip
 from diffclip.config import named_config
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.integrations.timm import SIZES, from_diffclip
+from diffclip.preprocess import EvalTransform
 from diffclip.towers.vision import build_vision
 
 BASE = "diff_vit_base_patch16_224"

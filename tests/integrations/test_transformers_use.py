@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from diffclip import CLIP, InputError, PreprocessConfig
-from diffclip.data.transforms import EvalTransform
 from diffclip.integrations.transformers import (
     from_diffclip,
     image_processor_of,
@@ -30,6 +29,7 @@ from diffclip.integrations.transformers import (
     tokenizer_of,
 )
 from diffclip.integrations.transformers.conversion import preprocess_of
+from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = [

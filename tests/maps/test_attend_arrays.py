@@ -8,12 +8,12 @@ from tiny import image_relevance
 
 import diffclip
 from diffclip import InputError
-from diffclip.data.transforms import EvalTransform
 from diffclip.maps.attend import Prepared, attend
 from diffclip.maps.attention import rollout
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import gradients, image_logits, patch_rows, text_relevance
 from diffclip.maps.view import View
+from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = ["a mug", "a lamp on a skateboardish table"]

@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.transforms import EvalTransform
 from diffclip.maps.attend import Attended
 from diffclip.maps.attention import visible_part
 from diffclip.maps.view import View
+from diffclip.preprocess import EvalTransform
 from diffclip.report.attention import (
     Cell,
     attend_figures,

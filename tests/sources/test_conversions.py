@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import name_of, variant_of
-from diffclip.convert.from_libraries import from_open_clip, from_transformers, read_foreign
-from diffclip.convert.to_differential import to_differential
-from diffclip.data.transforms import EvalTransform
-from diffclip.model_source import load_with_origin, read_config
+from diffclip.preprocess import EvalTransform
+from diffclip.sources.load import load_clip, load_with_origin, read_config
+from diffclip.sources.open_clip import from_open_clip, read_open_clip
+from diffclip.sources.to_differential import to_differential
+from diffclip.sources.transformers import from_transformers
 from diffclip.weights import load_weights, save_weights
 
 VISION = {"layers": 2, "width": 32, "head_width": 8, "patch_size": 8, "image_size": 32}
@@ -170,7 +171,7 @@ def test_a_transformers_folder_is_converted_to_a_differential_model(tmp_path: Pa
 def test_weights_in_half_precision_are_read_in_float32(tmp_path: Path, capsys) -> None:
     model = transformers_model()
     model.half().save_pretrained(tmp_path / "half")
-    ours = read_foreign(f"transformers:{tmp_path / 'half'}")
+    ours = load_clip(f"transformers:{tmp_path / 'half'}")[0]
     assert "no image processor: images are prepared as OpenAI's" in capsys.readouterr().err
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
     same(ours, model.float().get_image_features(IMAGES).pooler_output)
@@ -193,13 +194,13 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("between", ["/", ":"])
 def test_open_clip_weights_are_read_by_architecture_and_file(tiny: Path, between: str) -> None:
-    ours, model = read_foreign(f"open_clip:tiny{between}{tiny}"), open_clip_model()
+    ours, model = load_clip(f"open_clip:tiny{between}{tiny}")[0], open_clip_model()
     same(ours, model.encode_image(IMAGES))
     assert (ours.config.preprocess.resize, ours.config.preprocess.interpolation) == (None, "bicubic")
     half = tiny.with_name("half.pt")
     half.write_bytes(tiny.read_bytes()[:5000])
     with pytest.raises(InputError, match=r"half\.pt cannot be read"):
-        read_foreign(f"open_clip:tiny/{half}")
+        load_clip(f"open_clip:tiny/{half}")
 
 
 @pytest.mark.parametrize(
@@ -216,15 +217,15 @@ def test_an_open_clip_tag_gets_the_activation_of_its_training(name: str, quick: 
 
     requests: list[bool] = []
     monkeypatch.setattr(open_clip, "create_model", lambda *_, quick_gelu, **__: requests.append(quick_gelu))
-    monkeypatch.setattr("diffclip.convert.from_libraries.from_open_clip", lambda *_: None)
-    read_foreign(f"open_clip:{name}")
+    monkeypatch.setattr("diffclip.sources.open_clip.from_open_clip", lambda *_: None)
+    read_open_clip(name)
     assert requests == [quick]
 
 
 def test_a_tag_decides_the_activation_and_the_preprocessing(tiny: Path, capsys) -> None:
     import open_clip
 
-    ours, model = read_foreign("open_clip:tiny/Squashed"), open_clip_model(quick_gelu=True)
+    ours, model = load_clip("open_clip:tiny/Squashed")[0], open_clip_model(quick_gelu=True)
     assert "Squashed was trained with QuickGELU, which is taken in place of tiny's" in capsys.readouterr().err
     assert ours.config.vision.activation == ours.config.text.activation == "quick_gelu"
     same(ours, model.encode_image(IMAGES))
@@ -250,7 +251,7 @@ def test_a_tag_decides_the_activation_and_the_preprocessing(tiny: Path, capsys) 
 )
 def test_missing_sources_raise_a_one_line_error(source: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
-        read_foreign(source)
+        load_clip(source)
     assert "\n" not in str(error.value)
 
 
@@ -261,7 +262,7 @@ def test_code_in_weights_is_not_run(tmp_path: Path) -> None:
 
     torch.save({"state_dict": Trap()}, tmp_path / "trap.pt")
     with pytest.raises(InputError, match="cannot be read"):
-        read_foreign(f"open_clip:ViT-B-32:{tmp_path / 'trap.pt'}")
+        load_clip(f"open_clip:ViT-B-32:{tmp_path / 'trap.pt'}")
     assert not (tmp_path / "ran").exists()
 
 
@@ -303,12 +304,12 @@ def test_impossible_conversions_and_damaged_folders_are_refused(model_folder: Pa
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind}))
         with pytest.raises(InputError, match=message):
-            read_foreign(f"transformers:{tmp_path / kind}")
+            load_clip(f"transformers:{tmp_path / kind}")
     transformers_model().save_pretrained(tmp_path / "cut")
     weights = load_file(tmp_path / "cut" / "model.safetensors")
     del weights["text_projection.weight"]
     save_file(weights, tmp_path / "cut" / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match=r"is damaged, its weights lack text_projection\.weight"):
-        read_foreign(f"transformers:{tmp_path / 'cut'}")
+        load_clip(f"transformers:{tmp_path / 'cut'}")
     with pytest.raises(InputError, match="model_type None"):
         call(f"transformers:{model_folder}", tmp_path / "back")

@@ -6,7 +6,8 @@ import pytest
 import diffclip
 from diffclip.config import MODEL_NAMES
 from diffclip.errors import InputError
-from diffclip.model_source import find_model, load_with_origin
+from diffclip.sources.load import load_with_origin
+from diffclip.sources.registry import find_model
 
 
 @pytest.fixture

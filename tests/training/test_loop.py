@@ -29,10 +29,10 @@ from zeroed_images import zero_images
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
-from diffclip.convert.to_differential import to_differential
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, StoppedError
+from diffclip.sources.to_differential import to_differential
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
 from diffclip.training.launch import StopRequest

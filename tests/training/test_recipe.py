@@ -19,7 +19,7 @@ from diffclip.config import (
     named_config,
     variant_config,
 )
-from diffclip.model_source import read_config
+from diffclip.sources.load import read_config
 from diffclip.training.logging import duration
 from diffclip.training.optimizer import learning_rate, make_optimizer
 from diffclip.training.plan import plan_run

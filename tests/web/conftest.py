@@ -9,7 +9,7 @@ from web_page_process import Page, serving
 
 from diffclip import CLIP, save_weights
 from diffclip.config import variant_config
-from diffclip.model_source import Loaded, load_with_origin
+from diffclip.sources.load import Loaded, load_with_origin
 
 COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "grey": (128, 128, 128)}
 

@@ -7,7 +7,7 @@ from diffclip.errors import InputError
 from diffclip.maps import measures
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import image_relevances
-from diffclip.model_source import load_with_origin
+from diffclip.sources.load import load_with_origin
 from diffclip.web.look import METHODS, look
 
 TEXTS = ["a red square", "a dog"]

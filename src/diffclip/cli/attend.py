@@ -13,7 +13,8 @@ from diffclip.cli.console import Device, read_images, say_skipped, show_progress
 from diffclip.errors import Fault, InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.maps.view import View
-from diffclip.model_source import MODEL_HELP, find_model, load_with_origin, pick_device
+from diffclip.sources.load import load_with_origin, pick_device
+from diffclip.sources.registry import MODEL_HELP, find_model
 
 if TYPE_CHECKING:
     from PIL import Image

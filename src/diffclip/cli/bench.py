@@ -10,7 +10,7 @@ import typer
 
 from diffclip.cli.console import Device, print_table, say, show_progress
 from diffclip.errors import InputError
-from diffclip.model_source import pick_device
+from diffclip.sources.load import pick_device
 
 
 def bench(

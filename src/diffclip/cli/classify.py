@@ -13,7 +13,8 @@ import typer
 from diffclip.cli.console import Device, ModelName, print_table, read_images, say_skipped, show_progress
 from diffclip.errors import Fault, InputError
 from diffclip.files import printable, read_text
-from diffclip.model_source import MODEL_HELP, Loaded, find_model, load_with_origin, pick_device
+from diffclip.sources.load import Loaded, load_with_origin, pick_device
+from diffclip.sources.registry import MODEL_HELP, find_model
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -10,7 +10,8 @@ import typer
 from diffclip.cli.console import ModelName
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_new
-from diffclip.model_source import find_model, load_with_origin
+from diffclip.sources.load import load_with_origin
+from diffclip.sources.registry import find_model
 
 
 def convert(
@@ -78,7 +79,7 @@ def convert(
     from diffclip.weights import save_published, save_weights
 
     if to_differential:
-        from diffclip.convert.to_differential import to_differential as make_differential
+        from diffclip.sources.to_differential import to_differential as make_differential
 
         model = make_differential(model, seed or 0)
     if published:

@@ -15,7 +15,8 @@ from diffclip.cli.console import Device, ModelName, say, say_skipped, show_progr
 from diffclip.data.published_sets import BUILT_IN, set_folder
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import check_writable
-from diffclip.model_source import MODEL_HELP, Loaded, find_model, load_with_origin, pick_device, runs_in
+from diffclip.sources.load import Loaded, load_with_origin, pick_device
+from diffclip.sources.registry import MODEL_HELP, find_model, runs_in
 
 if TYPE_CHECKING:
     from diffclip.data.workers import Progress

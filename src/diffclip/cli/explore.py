@@ -9,7 +9,8 @@ import typer
 
 from diffclip.cli.console import say
 from diffclip.errors import InputError, require_group
-from diffclip.model_source import MODEL_HELP, find_model, load_with_origin
+from diffclip.sources.load import load_with_origin
+from diffclip.sources.registry import MODEL_HELP, find_model
 
 _DEMO = (Path("runs/demo/CLIP"), Path("runs/demo/DiffCLIP"))
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from diffclip.errors import InputError, explain_errors
-from diffclip.model_source import find_model, load_with_origin
+from diffclip.sources.load import load_with_origin
+from diffclip.sources.registry import find_model
 
 
 def push(
@@ -33,8 +34,8 @@ def push(
     if find_model(model) is None:
         raise InputError(f"{model} is a model's name, which has no weights to share: give a folder or a file")
     loaded = load_with_origin(model)
-    pushed: Any = loaded.model
     from diffclip.evaluation.records import read_records
+    from diffclip.sources.hub import push_to_hub, write_folder
 
     records = [
         record
@@ -47,14 +48,14 @@ def push(
         raise InputError(
             f"{results[0]} has no record of {loaded.weights} as it is now: evaluate the model that you push"
         )
-    about = {"repo_id": name, "recipe": loaded.recipe, "records": records, "license": license}
+    about: dict[str, Any] = {"recipe": loaded.recipe, "records": records, "license": license}
     if dry_run:
         with tempfile.TemporaryDirectory() as folder:
-            pushed.save_pretrained(folder, model_card_kwargs=about)
+            write_folder(loaded.model, folder, name, **about)
             for file in sorted(Path(folder).iterdir()):
                 print(f"{file.name}: {file.stat().st_size:,} bytes")
             print(f"\n{(Path(folder) / 'README.md').read_text(encoding='utf-8')}")
         return
     with explain_errors(f"{name} cannot be written", "check the token and the connection"):
-        pushed.push_to_hub(name, private=private or None, model_card_kwargs=about)
+        push_to_hub(loaded.model, name, private or None, **about)
     print(f"hf-hub:{name}")

@@ -11,7 +11,7 @@ import typer
 
 from diffclip.data.published_sets import BUILT_IN
 from diffclip.errors import InputError, require_report
-from diffclip.model_source import load_with_origin
+from diffclip.sources.load import load_with_origin
 
 if TYPE_CHECKING:
     from diffclip.report.page import Extra

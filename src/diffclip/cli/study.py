@@ -11,7 +11,7 @@ import typer
 
 from diffclip.cli.console import Changes, say
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown_name
-from diffclip.model_source import pick_device
+from diffclip.sources.load import pick_device
 
 # a copy of GROUPS in study.plan: a wrong group is reported before that module is imported
 _GROUPS = ("sweep", "models", "ablations")

@@ -14,7 +14,7 @@ from diffclip.cli.demo import explain_stops
 from diffclip.errors import InputError, require_group, require_report
 from diffclip.files import check_writable
 from diffclip.maps.view import check_encoding
-from diffclip.model_source import pick_device
+from diffclip.sources.load import pick_device
 
 vlm = typer.Typer(
     help="Train a language model that sees through CLIP or DiffCLIP, and ask it.", no_args_is_help=True

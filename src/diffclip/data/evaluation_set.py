@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffclip.data.images import read_image, to_rgb
+from diffclip.data.images import read_image
 from diffclip.data.index import Needed, stamp
 from diffclip.data.shards import Shards
-from diffclip.data.transforms import Transform
 from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import digest_of
+from diffclip.preprocess import Transform, to_rgb
 
 Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcrepe", "mmvp"]
 

@@ -31,7 +31,6 @@ SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE_ENDINGS))
 """The endings of image files in folders."""
 
 ORIENTATION = 0x0112  # EXIF tag
-_TO_8_BIT = np.round(np.arange(65536) / 257).astype(np.uint8)
 
 
 def read_image(
@@ -147,6 +146,8 @@ def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.I
 
 
 def _load(image: Image.Image, name: str) -> Image.Image:
+    from diffclip.preprocess import to_rgb  # here, because it imports torch
+
     try:
         image.load()
         if orientation_of(image) != 1:
@@ -164,25 +165,3 @@ def orientation_of(image: Image.Image) -> int:
         orientation = int(image.getexif().get(ORIENTATION) or 1)
         return orientation if orientation in range(1, 9) else 1
     return 1
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB, with transparency over white."""
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _gray_to_8_bit(image)
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        white = Image.new("RGB", layer.size, (255, 255, 255))
-        white.paste(layer, mask=layer)
-        return white
-    return image if type(image) is Image.Image and image.mode == "RGB" else image.convert("RGB")
-
-
-def _gray_to_8_bit(image: Image.Image) -> Image.Image:
-    """Convert gray to mode L: scale 16 bits from their full range, 32 bits and floats from the range of the image."""
-    values: Any = np.asarray(image)
-    if image.mode.startswith("I;16"):
-        return Image.fromarray(_TO_8_BIT[values])
-    values = np.where(np.isfinite(values), values, 0)
-    low, high = float(values.min()), float(values.max())
-    return Image.fromarray(np.round((values - low) * (255 / ((high - low) or 1.0))).astype(np.uint8))

@@ -23,8 +23,8 @@ from diffclip.data.captions import captions_of
 from diffclip.data.evaluation_set import EvaluationSet, usable_samples
 from diffclip.data.images import IMAGE, ORIENTATION, image_member, orientation_of
 from diffclip.data.shards import Shards
-from diffclip.data.transforms import LONGEST_RATIO
 from diffclip.errors import Fault, InputError, sample_fault
+from diffclip.preprocess import LONGEST_RATIO
 
 MASK, SEGMENTS = "mask.png", "seg.png"
 CROWD, NOT_LABELED = 255, -1

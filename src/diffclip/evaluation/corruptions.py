@@ -18,8 +18,8 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
+from diffclip.preprocess import EvalTransform
 
 MOST_SEVERE = 5
 PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
-from diffclip.data.transforms import EvalTransform, Transform
 from diffclip.data.workers import Progress
 from diffclip.errors import NotFiniteError
 from diffclip.model import CLIP
+from diffclip.preprocess import EvalTransform, Transform
 from diffclip.tokenizer import Tokenizer
 
 

@@ -27,7 +27,6 @@ from diffclip.config import STATISTICS
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.evaluation_sets import has_split, open_set, set_name
 from diffclip.data.published_sets import BUILT_IN, parts_of, set_folder
-from diffclip.data.transforms import EvalTransform
 from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
@@ -45,8 +44,9 @@ from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.segmentation import segmentation
 from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
 from diffclip.evaluation.zero_shot import retrieval, zero_shot
-from diffclip.model_source import Loaded
+from diffclip.preprocess import EvalTransform
 from diffclip.scenes.write import draw_built_in
+from diffclip.sources.load import Loaded
 from diffclip.weights import weights_digest
 
 

@@ -17,11 +17,11 @@ import torch
 from diffclip.config import MODEL_NAMES
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_writable
-from diffclip.model_source import load_with_origin
+from diffclip.sources.load import load_with_origin
 
 if TYPE_CHECKING:
-    from diffclip.data.transforms import EvalTransform
     from diffclip.model import CLIP
+    from diffclip.preprocess import EvalTransform
     from diffclip.tokenizer import Tokenizer
 
 MODEL_TYPE = "diffclip"

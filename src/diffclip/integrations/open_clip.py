@@ -43,7 +43,8 @@ from diffclip.config import (
 )
 from diffclip.errors import DiffCLIPError, InputError, unknown_name
 from diffclip.model import CLIP
-from diffclip.model_source import locate, read_config
+from diffclip.sources.hub import locate
+from diffclip.sources.load import read_config
 from diffclip.weights import CONFIG_KEY, Weights, check_same, put_weights, read_weights
 
 _MODEL_KEY = "diffclip"  # key of our configuration in open_clip's

@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.attention.module import AttentionMaps
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.maps.attention import as_patches, patch_part, rollout
@@ -27,6 +26,7 @@ from diffclip.maps.recording import images_at_once, recording
 from diffclip.maps.relevance import gradients, patch_rows, text_relevance
 from diffclip.maps.view import OF_TEXTS, View
 from diffclip.model import CLIP
+from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
 
 Prepared = tuple[CLIP, EvalTransform, Tokenizer]

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from diffclip.attention.module import AttentionMaps
 from diffclip.data.masks import crop_box
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.maps.recording import recording
 from diffclip.model import CLIP
+from diffclip.preprocess import EvalTransform
 
 # number of inputs for which all maps of a tower are held at once: 90 MB for ViT-B-16
 _AT_ONCE = 4

@@ -1,20 +1,23 @@
-"""Models on the Hugging Face hub: the methods that `CLIP` inherits, and the model card."""
+"""Models on the Hugging Face hub: fetch them, push them, and write the model card."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin
+import huggingface_hub
+from huggingface_hub import ModelCard, ModelCardData
 
 from diffclip.config import name_of
-from diffclip.errors import hide_secrets, unknown_name
-from diffclip.model_source import HUB_PREFIX, load, locate
-from diffclip.weights import save_weights
+from diffclip.errors import explain_errors, hide_secrets
+from diffclip.sources.registry import HUB_PREFIX
+from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, save_weights
 
 if TYPE_CHECKING:
     from diffclip.evaluation.records import Record
+    from diffclip.model import CLIP
 
 _CARD = """\
 ---
@@ -45,76 +48,74 @@ model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 
 {license}
 """
-_FETCHING = ("cache_dir", "force_download", "local_files_only", "token")
 _FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
 
 
-class HubModel(PyTorchModelHubMixin):  # type: ignore[misc]  # huggingface_hub is untyped here
-    """`save_pretrained`, `from_pretrained` and `push_to_hub`, with the files of `diffclip.save_weights`.
-
-    `model_card_kwargs` of these methods are the arguments of `generate_model_card`.
-    """
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        model: Any = self
-        save_weights(model, save_directory)
-
-    def push_to_hub(self, repo_id: str, *, model_card_kwargs: Any = None, **options: Any) -> Any:
-        """Push the model and a card that names `repo_id`; the arguments are those of `PyTorchModelHubMixin`."""
-        card = {"repo_id": repo_id} | (model_card_kwargs or {})
-        return super().push_to_hub(repo_id, model_card_kwargs=card, **options)
-
-    @classmethod
-    def _from_pretrained(
-        cls, *, model_id: str, image_size: int | None = None, attention_backend: str = "auto", **options: Any
-    ) -> Any:
-        options.pop("config", None)  # the content of config.json, which `load` reads
-        revision, fetching = options.pop("revision"), {key: options.pop(key) for key in _FETCHING}
-        if options:
-            known = ["image_size", "attention_backend", "revision", *_FETCHING]
-            raise unknown_name("argument", next(iter(options)), known)
-        folder = Path(model_id)
-        if not folder.is_dir():
-            folder = locate(HUB_PREFIX + model_id + (f"@{revision}" if revision else ""), **fetching)
-        model = load(folder, image_size=image_size)[0]
-        model.set_attention_backend(attention_backend)
-        return model
-
-    def generate_model_card(
-        self,
-        repo_id: str = "OWNER/NAME",
-        recipe: Mapping[str, Any] | None = None,
-        records: Iterable[Record] = (),
-        license: str | None = None,
-    ) -> ModelCard:
-        """Make the card of this model.
-
-        Args:
-            repo_id: the model's name on the hub.
-            recipe: the recipe of the run that trained the model.
-            records: the results to list, as `diffclip.evaluation.records.read_records` reads them.
-            license: the license of the weights, by its name on the hub.
-        """
-        model: Any = self
-        metadata = ModelCardData(
-            license=license,
-            library_name="diffclip",
-            tags=["clip", "differential-attention"],
-            pipeline_tag="zero-shot-image-classification",
-        )
-        return ModelCard(
-            _CARD.format(
-                metadata=metadata.to_yaml(),
-                name=repo_id.rpartition("/")[2],
-                kind=name_of(model.config),
-                parameters=sum(parameter.numel() for parameter in model.parameters()),
-                size=model.config.vision.image_size,
-                training=_format_training(recipe),
-                results=_format_results(records),
-                repo=repo_id,
-                license=license or "Not stated.",
+def locate(source: str | Path, cache_dir: str | None = None) -> Path:
+    """Return `source` as a path; a name on the hub is fetched or found in the hub's cache first."""
+    if not str(source).startswith(HUB_PREFIX):
+        return Path(source)
+    repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
+    with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                revision=revision or None,
+                cache_dir=cache_dir,
+                allow_patterns=[CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE],
             )
         )
+
+
+def write_folder(model: CLIP, folder: str | Path, repository: str, **card: Any) -> None:
+    """Write the files of `save_weights` and the model card to `folder`; `card` as in `model_card`."""
+    save_weights(model, folder)
+    model_card(model, repository, **card).save(Path(folder) / "README.md")
+
+
+def push_to_hub(model: CLIP, repository: str, private: bool | None = None, **card: Any) -> None:
+    """Push `model` and its card to `repository`, OWNER/NAME; `card` as in `model_card`."""
+    hub = huggingface_hub.HfApi()
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(model, folder, repository, **card)
+        hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Push the model")
+
+
+def model_card(
+    model: CLIP,
+    repository: str = "OWNER/NAME",
+    recipe: Mapping[str, Any] | None = None,
+    records: Iterable[Record] = (),
+    license: str | None = None,
+) -> ModelCard:
+    """Make the card of a model.
+
+    Args:
+        repository: the model's name on the hub.
+        recipe: the recipe of the run that trained the model.
+        records: the results to list, as `diffclip.evaluation.records.read_records` reads them.
+        license: the license of the weights, by its name on the hub.
+    """
+    metadata = ModelCardData(
+        license=license,
+        library_name="diffclip",
+        tags=["clip", "differential-attention"],
+        pipeline_tag="zero-shot-image-classification",
+    )
+    return ModelCard(
+        _CARD.format(
+            metadata=metadata.to_yaml(),
+            name=repository.rpartition("/")[2],
+            kind=name_of(model.config),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            size=model.config.vision.image_size,
+            training=_format_training(recipe),
+            results=_format_results(records),
+            repo=repository,
+            license=license or "Not stated.",
+        )
+    )
 
 
 def _format_training(recipe: Mapping[str, Any] | None) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from contextlib import suppress
@@ -15,43 +14,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffclip.errors import InputError, explain_errors, unknown_name
-from diffclip.files import checkpoint_of
+from diffclip.errors import InputError, require_group
+from diffclip.sources.registry import READERS, find_model, library_of
 
 if TYPE_CHECKING:
     import torch
 
     from diffclip.config import CLIPConfig
-    from diffclip.data.transforms import EvalTransform
     from diffclip.model import CLIP
+    from diffclip.preprocess import EvalTransform
     from diffclip.tokenizer import Tokenizer
     from diffclip.weights import Weights
 
-HUB_PREFIX = "hf-hub:"
-"""Prefix of a model on the Hugging Face hub: `hf-hub:OWNER/NAME`."""
-OPEN_CLIP, TRANSFORMERS = "open_clip:", "transformers:"
-"""Prefixes of models of other libraries, which are converted when they are loaded."""
-MODEL_HELP = (
-    "A run folder, a saved folder, a published file, hf-hub:OWNER/NAME, open_clip:NAME/PRETRAINED, "
-    "transformers:FOLDER (or a name on the hub), or a model's name (random weights)."
-)
 _RANDOM_SEED = 0
 RANDOM = f"random, seed {_RANDOM_SEED}"
 """The value of `weights` in the records of a model with random weights."""
-_WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A model in evaluation mode on the CPU, its preparation of images and texts, and its origin.
 
-    `label` is the run's name without its seed (`CLIP` for `runs/demo/CLIP-s0`), else the architecture's name. `weights`
-    names the origin of the weights. `seed`, `init`, `data` (the training set), `steps` and `recipe` describe the run.
+    `model` is a `CLIP`, or a `WrappedModel` of another library, whose `tokenizer` may be None. `label` is the name of
+    the run without its seed (`CLIP` for `runs/demo/CLIP-s0`), else of the architecture. `weights` names the origin of
+    the weights. `seed`, `init`, `data` (the training set), `steps` and `recipe` describe the run.
     """
 
-    model: CLIP
-    preprocess: EvalTransform
-    tokenizer: Tokenizer
+    model: Any
+    preprocess: Any
+    tokenizer: Any
     label: str
     weights: str
     seed: int | None = None
@@ -62,78 +53,127 @@ class Loaded:
 
 
 def load(
-    source: str | Path, model: str | None = None, image_size: int | None = None
-) -> tuple[CLIP, EvalTransform, Tokenizer]:
-    """Load a model in evaluation mode on the CPU, its `preprocess` (PIL image to [3, S, S]) and its tokenizer.
+    source: str | Path,
+    model: str | None = None,
+    image_size: int | None = None,
+    context_length: int | None = None,
+) -> tuple[Any, Any, Any]:
+    """Load any model in evaluation mode on the CPU, its `preprocess` (PIL image to [3, S, S]) and its tokenizer.
 
     Args:
-        source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
-            file, or `hf-hub:OWNER/NAME` (with `@REVISION` for one that is not the newest); also a model of another
-            library, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER`, which is converted.
-        model: the model's name, if the file does not tell it (a published DiffCLIP-dynamic).
-        image_size: take images of this size; position embeddings are resampled.
+        source: as for `load_clip`, or any other model of a library, which is wrapped as it is (`WrappedModel`) with its
+            own preparation and tokenizer: `open_clip:NAME/PRETRAINED`, `transformers:FOLDER`, `timm:NAME` (images
+            alone, the tokenizer is None), or `PREFIX:NAME` of `register_model_source`.
+        model, image_size, context_length: as for `load_clip`; a wrapped model has its own.
 
     Raises:
         InputError: `source` has no usable weights, or weights of another model than `model`.
     """
+    return _load(source, model, image_size, context_length, only_clip=False)
+
+
+def load_clip(
+    source: str | Path,
+    model: str | None = None,
+    image_size: int | None = None,
+    context_length: int | None = None,
+) -> tuple[CLIP, EvalTransform, Tokenizer]:
+    """Load a `CLIP` in evaluation mode on the CPU, its `preprocess` (PIL image to [3, S, S]) and its tokenizer.
+
+    Args:
+        source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
+            file, or `hf-hub:OWNER/NAME` (with `@REVISION` for one that is not the newest); also a plain ViT CLIP of
+            another library, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER`, which is converted.
+        model: the model's name, if the file does not tell it (a published DiffCLIP-dynamic).
+        image_size: take images of this size; position embeddings are resampled.
+        context_length: take texts of this many tokens; position embeddings are cut or interpolated.
+
+    Raises:
+        InputError: as `load`; or a model of another library that cannot be converted, with the reason.
+    """
+    return _load(source, model, image_size, context_length, only_clip=True)
+
+
+def _load(
+    source: str | Path, name: str | None, image_size: int | None, context_length: int | None, only_clip: bool
+) -> tuple[Any, Any, Any]:
     import torch
 
     from diffclip.model import CLIP
+    from diffclip.sources.hub import locate
     from diffclip.weights import put_weights, read_weights
 
-    if str(source).startswith((OPEN_CLIP, TRANSFORMERS)):
-        from diffclip.convert.from_libraries import read_foreign
-
-        if model is not None:
+    if library_of(source):
+        if name is not None:
             raise InputError(f"{source} names its model already: leave the model's name out")
-        return prepare(read_foreign(str(source)), image_size)
-    path = locate(source)
-    weights = read_weights(path)
-    # without memory until the weights are known to fit, and without the initial draw, which takes seconds at ViT-B
-    with torch.device("meta"):
-        loaded = CLIP(_resolve_config(weights, path, model), seed=0)
-    put_weights(loaded, weights, path)
-    return prepare(loaded, image_size)
+        model = _read_library(str(source), only_clip)
+        if not isinstance(model, CLIP):
+            if image_size is not None or context_length is not None:
+                raise InputError(f"{source} is used as it is: leave image size and context length out")
+            return model
+    else:
+        path = locate(source)
+        weights = read_weights(path)
+        # without memory until the weights are known to fit, and without the initial draw, which takes seconds at ViT-B
+        with torch.device("meta"):
+            model = CLIP(_resolve_config(weights, path, name), seed=0)
+        put_weights(model, weights, path)
+    return prepare(model, image_size, context_length)
 
 
-def prepare(model: CLIP, image_size: int | None = None) -> tuple[CLIP, EvalTransform, Tokenizer]:
-    """Set `model` to evaluation mode and to `image_size`; return it with its image and text preparation."""
-    from diffclip.data.transforms import EvalTransform
+def _read_library(source: str, only_clip: bool) -> Any:
+    """Read `PREFIX:NAME`: a `CLIP`, or a wrapped model with its preparation and tokenizer (not if `only_clip`)."""
+    from diffclip.model import CLIP
+    from diffclip.sources.wrapped import wrap
+
+    prefix, _, name = source.partition(":")
+    if prefix == "open_clip":
+        from diffclip.sources.open_clip import read_open_clip
+
+        return read_open_clip(name, only_clip)
+    if prefix == "transformers":
+        require_group("vlm", "transformers")
+        from diffclip.sources.transformers import read_transformers
+
+        return read_transformers(name, only_clip)
+    if prefix == "timm":
+        from diffclip.sources.timm import read_timm
+
+        found = read_timm(name)
+    else:
+        found = READERS[prefix](name)
+    if isinstance(found, CLIP):
+        return found
+    if only_clip:
+        raise InputError(f"{source} is not a CLIP of this package, which is needed here: use it in evaluate")
+    return wrap(source, *found)
+
+
+def prepare(
+    model: CLIP, image_size: int | None = None, context_length: int | None = None
+) -> tuple[CLIP, EvalTransform, Tokenizer]:
+    """Set `model` to evaluation mode and to the given sizes; return it with its image and text preparation."""
+    from diffclip.preprocess import EvalTransform
     from diffclip.tokenizer import Tokenizer
 
     if image_size is not None and image_size != model.config.vision.image_size:
         model.set_image_size(image_size)
+    if context_length is not None and context_length != model.config.text.context_length:
+        model.set_context_length(context_length)
     model.eval()
     preprocess = EvalTransform(model.config.vision.image_size, model.config.preprocess)
     return model, preprocess, Tokenizer(model.config.text)
 
 
 def read_config(source: str | Path) -> CLIPConfig:
-    """Return the configuration of the model that `load` would read at `source`."""
+    """Return the configuration of the model that `load_clip` would read at `source`."""
+    from diffclip.sources.hub import locate
     from diffclip.weights import read_weights
 
-    if str(source).startswith((OPEN_CLIP, TRANSFORMERS)):
-        return load(source)[0].config
+    if library_of(source):
+        return load_clip(source)[0].config
     path = locate(source)
     return _resolve_config(read_weights(path), path, None)
-
-
-def locate(source: str | Path, **options: Any) -> Path:
-    """Return `source` as a path; a name on the hub is fetched or found in the hub's cache first.
-
-    Args:
-        options: passed to `huggingface_hub.snapshot_download`.
-    """
-    if not str(source).startswith(HUB_PREFIX):
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE
-
-    repository, _, revision = str(source).removeprefix(HUB_PREFIX).partition("@")
-    options |= {"revision": revision or None, "allow_patterns": [CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE]}
-    with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
-        return Path(snapshot_download(repository, **options))
 
 
 def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
@@ -155,13 +195,16 @@ def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConf
     return resize_config(config, grid * config.vision.patch_size) if grid else config
 
 
-def load_with_origin(source: str, model_name: str | None = None, image_size: int | None = None) -> Loaded:
+def load_with_origin(
+    source: str, model_name: str | None = None, image_size: int | None = None, only_clip: bool = True
+) -> Loaded:
     """Load the model that `source` names.
 
     Args:
         source: as for `diffclip.load`, or a model's name for random weights, with a warning on stderr.
         model_name: the model in a file that does not tell it (a published DiffCLIP-dynamic).
         image_size: take images of this size; None: the model's own.
+        only_clip: refuse a model of another library that cannot be converted to a `CLIP`.
 
     Raises:
         InputError: `source` does not exist (the message offers the nearest name), or has no usable weights.
@@ -178,38 +221,16 @@ def load_with_origin(source: str, model_name: str | None = None, image_size: int
         print(
             f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
         )
+        loaded: tuple[Any, Any, Any]
         path, loaded = RANDOM, prepare(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
     else:
         checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
-        loaded = load(checkpoint if in_run else path, model=model_name, image_size=image_size)
+        loaded = _load(checkpoint if in_run else path, model_name, image_size, None, only_clip)
         facts = _read_facts(checkpoint) if in_run else {}
-    return Loaded(*loaded, weights=path, **({"label": name_of(loaded[0].config)} | facts))
-
-
-def runs_in(source: str) -> list[str]:
-    """List the runs with a checkpoint in a folder of runs; return any other source as the only item."""
-    folder = Path(source)
-    if not folder.is_dir() or (folder / "checkpoints").is_dir():
-        return [source]
-    return [str(run) for run in sorted(folder.iterdir()) if (run / "checkpoints").is_dir()] or [source]
-
-
-def find_model(source: str) -> str | None:
-    """Find the folder, file, hub name or model of another library that `source` stands for; None for a model's name."""
-    from diffclip.config import MODEL_NAMES
-
-    if source in MODEL_NAMES and not os.path.exists(source):
-        return None
-    if source.startswith((HUB_PREFIX, OPEN_CLIP, TRANSFORMERS)):
-        return source
-    if not os.path.exists(source):
-        if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
-            raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
-        raise unknown_name(
-            "model", source, MODEL_NAMES, "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
-        )
-    return str(checkpoint_of(source))
+    config = getattr(loaded[0], "config", None)
+    label = name_of(config) if config is not None else path.partition(":")[2]
+    return Loaded(*loaded, weights=path, **({"label": label} | facts))
 
 
 def recipe_of(run: Path) -> dict[str, Any] | None:

@@ -33,8 +33,8 @@ from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.files import cores, explain_disk_errors, lock_file
-from diffclip.model_source import load_with_origin
 from diffclip.scenes.write import draw_built_in, write_scenes
+from diffclip.sources.load import load_with_origin
 from diffclip.study.folds import write_folds
 from diffclip.study.place import SCENES, Place, entries_of
 from diffclip.study.plan import (

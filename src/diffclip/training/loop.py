@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from diffclip.data.transforms import normalize
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, NotFiniteError, StoppedError
+from diffclip.preprocess import normalize
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.checkpoint import RunProgress, save_checkpoint
 from diffclip.training.distributed import agreed_batches, clip_gradients, gather, means, raised_by_all

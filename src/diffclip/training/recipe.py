@@ -195,7 +195,7 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
 def _with_model_of_weights(fields: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Fill in the variant and sizes of the `weights`, and the statistics of their images unless given: the resolved
     recipe names the architecture explicitly."""
-    from diffclip.model_source import read_config  # imports torchvision, which few recipes need
+    from diffclip.sources.load import read_config  # imports torchvision, which few recipes need
 
     weights = fields.get("weights")
     if not isinstance(weights, str):

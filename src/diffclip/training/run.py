@@ -24,7 +24,7 @@ from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError, hide_secrets, require_group
 from diffclip.files import digest_of, explain_disk_errors, write_text
 from diffclip.model import CLIP
-from diffclip.model_source import load
+from diffclip.sources.load import load_clip
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import describe_start, hide_credentials
 from diffclip.training.checkpoint import RunProgress, choose_checkpoint, read_state, restore_checkpoint
@@ -169,7 +169,8 @@ def load_initial_weights(model: CLIP, source: str) -> None:
     """Fill `model` with the weights of a saved model; position embeddings are resampled if the image size differs. If
     the loss differs, the logit scale and bias keep their initial values. Another model, other image statistics, or a
     source that cannot be read raises `InputError`."""
-    saved = load(source, image_size=model.config.vision.image_size)[0]
+    sizes = {"image_size": model.config.vision.image_size, "context_length": model.config.text.context_length}
+    saved = load_clip(source, **sizes)[0]
     saved_preprocess, preprocess = saved.config.preprocess, model.config.preprocess
     if (saved_preprocess.mean, saved_preprocess.std) != (preprocess.mean, preprocess.std):
         raise InputError(

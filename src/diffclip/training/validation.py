@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import Fault
 from diffclip.evaluation.embed import embed_captioned, evaluation_mode
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.maps.attention import correlation_by_layer
 from diffclip.model import CLIP
+from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import run_on_first
 from diffclip.training.optimizer import is_share

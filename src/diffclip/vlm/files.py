@@ -12,8 +12,9 @@ import transformers
 from diffclip.errors import InputError, explain_errors
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
-from diffclip.integrations.transformers.conversion import read_whole
-from diffclip.model_source import find_model, load_with_origin, recipe_of
+from diffclip.sources.load import load_with_origin, recipe_of
+from diffclip.sources.registry import find_model
+from diffclip.sources.transformers import read_whole
 from diffclip.training.run_folder import RECIPE_FILE
 from diffclip.vlm.llava import connector_of
 

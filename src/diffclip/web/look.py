@@ -13,7 +13,6 @@ from torch import Tensor
 
 from diffclip.data.masks import coverage as share_of_patches
 from diffclip.data.masks import crop_box
-from diffclip.data.transforms import EvalTransform
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.maps import measures
@@ -21,7 +20,8 @@ from diffclip.maps.attention import as_patches, patch_part, rollout
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import image_relevances
 from diffclip.maps.view import OF_TEXTS
-from diffclip.model_source import Loaded
+from diffclip.preprocess import EvalTransform
+from diffclip.sources.load import Loaded
 
 METHODS = {
     "relevance": "Relevance",

@@ -20,9 +20,9 @@ from PIL import Image
 from diffclip.config import variant_of
 from diffclip.files import printable
 from diffclip.maps.view import OF_TEXTS
-from diffclip.model_source import RANDOM, Loaded
 from diffclip.report.attention import RELEVANCE_FLOOR, draw_map, scale_of
 from diffclip.report.style import COLORS, OTHERS
+from diffclip.sources.load import RANDOM, Loaded
 from diffclip.web.look import EDGE, METHODS, Look, Map
 
 _NUMBERS = {

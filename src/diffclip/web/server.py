@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from diffclip.errors import InputError
-from diffclip.model_source import Loaded
+from diffclip.sources.load import Loaded
 
 _POLICY = (
     # gradio's page would load a script and fonts from other hosts; this makes the browser refuse them

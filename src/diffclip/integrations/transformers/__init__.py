@@ -20,7 +20,6 @@ from diffclip.integrations.transformers.configuration import DiffCLIPTextConfig 
 from diffclip.integrations.transformers.configuration import DiffCLIPVisionConfig as DiffCLIPVisionConfig
 from diffclip.integrations.transformers.conversion import from_diffclip as from_diffclip
 from diffclip.integrations.transformers.conversion import image_processor_of as image_processor_of
-from diffclip.integrations.transformers.conversion import load_transformers as load_transformers
 from diffclip.integrations.transformers.conversion import processor_of as processor_of
 from diffclip.integrations.transformers.conversion import save_transformers as save_transformers
 from diffclip.integrations.transformers.conversion import to_diffclip as to_diffclip
@@ -35,6 +34,7 @@ from diffclip.integrations.transformers.models import DiffCLIPVisionModel as Dif
 from diffclip.integrations.transformers.models import (
     DiffCLIPVisionModelWithProjection as DiffCLIPVisionModelWithProjection,
 )
+from diffclip.sources.transformers import load_transformers as load_transformers
 
 _KINDS: dict[Any, Any] = {
     DiffCLIPConfig: DiffCLIPModel,

@@ -7,14 +7,9 @@ from typing import Any, ClassVar, Self
 from transformers import PreTrainedConfig
 
 from diffclip.attention import settings_of
-from diffclip.config import VOCABULARY, CLIPConfig, TextConfig, VisionConfig, mlp_ratio, name_of, parse_config
+from diffclip.config import VOCABULARY, CLIPConfig, mlp_ratio, name_of, parse_config
 from diffclip.errors import InputError
-
-# transformers' names of our fields, where they differ
-_NAMES = {
-    **{"width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"},
-    **{"activation": "hidden_act", "norm_eps": "layer_norm_eps", "context_length": "max_position_embeddings"},
-}
+from diffclip.sources.transformers import TOWER_FIELDS, core_config
 
 
 class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
@@ -68,7 +63,7 @@ class DiffCLIPVisionConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_vision_model"
     base_config_key = "vision_config"
     tower = "vision"
-    names: ClassVar[dict[str, str]] = {name: _NAMES.get(name, name) for name in VisionConfig.model_fields}
+    names = TOWER_FIELDS["vision"]
 
     image_size: int = 224
     patch_size: int = 16
@@ -87,7 +82,7 @@ class DiffCLIPTextConfig(_TowerConfig):  # type: ignore[no-untyped-call]
     model_type = "diffclip_text_model"
     base_config_key = "text_config"
     tower = "text"
-    names: ClassVar[dict[str, str]] = {name: _NAMES.get(name, name) for name in TextConfig.model_fields}
+    names = TOWER_FIELDS["text"]
 
     hidden_size: int = 512
     num_attention_heads: int = 8
@@ -124,19 +119,7 @@ class DiffCLIPConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
     def core(self) -> CLIPConfig:
         """Convert this configuration to ours."""
-        towers = self.vision_config, self.text_config
-        starts = {tower.lambda_init for tower in towers if tower.attention == "differential"}
-        if len(starts) > 1:
-            raise InputError(f"the towers have several lambda_init ({starts}): give one value")
-        fields = {
-            "embed_dim": self.projection_dim,
-            "lambda_init": next(iter(starts), self.vision_config.lambda_init),
-            "logit_bias": self.logit_bias,
-            "vision": self.vision_config.fields(),
-            "text": self.text_config.fields(),
-            "preprocess": self.preprocess or {},
-        }
-        return parse_config(fields, type(self).__name__)
+        return core_config(self.to_dict(), type(self).__name__)
 
     @classmethod
     def of(cls, config: CLIPConfig) -> DiffCLIPConfig:

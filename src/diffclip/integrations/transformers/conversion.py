@@ -6,40 +6,30 @@ ftfy that need the whole text (mojibake, full-width letters, unusual HTML entiti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from PIL.Image import Resampling
 from torch import Tensor
-from transformers import AutoImageProcessor, CLIPProcessor, PreTrainedTokenizerFast
+from transformers import CLIPProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-from transformers.utils import logging
 
 from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
 from diffclip.integrations.transformers.models import (
-    PROJECTIONS,
     DiffCLIPModel,
     DiffCLIPPreTrainedModel,
     DiffCLIPVisionModel,
-    core_name,
 )
 from diffclip.model import CLIP
+from diffclip.sources.transformers import PROJECTIONS, core_name, hide_progress_bar
 from diffclip.tokenizer import check_end_of_text
 
 Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
-
-_INTERPOLATIONS: dict[int, Literal["bilinear", "bicubic"]] = {
-    Resampling.BILINEAR: "bilinear",
-    Resampling.BICUBIC: "bicubic",
-}
-_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 START, END = "<start_of_text>", "<end_of_text>"
 # Id 0 is the padding, and also a `!` inside a word. A special token named `!` would be cut out of texts before all
@@ -204,45 +194,6 @@ def _rename_token(token: str) -> str:
     return word[: len(word) - len(end)].replace("!", PAD) + end + token[len(word) :]
 
 
-def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessConfig:
-    """Read the image preprocessing from a `processor` such as `image_processor_of` makes; errors name `source`."""
-    size, square = dict(processor.size), {"height": image_size, "width": image_size}
-    crop = dict(processor.crop_size) if processor.do_center_crop else None
-    edge = size.get("shortest_edge", 0)
-    squash = size == square and crop in (None, square)
-    steps = processor.do_resize and processor.do_rescale and processor.do_normalize
-    usual = steps and processor.resample in _INTERPOLATIONS and abs(processor.rescale_factor * 255 - 1) < 1e-6
-    if not usual or not (
-        squash or (size == {"shortest_edge": edge} and edge >= image_size and crop == square)
-    ):
-        raise InputError(
-            f"{source}: its image processor (size {size}, crop {crop}, resample {processor.resample}) has no "
-            "counterpart here: give one that scales to a square, or scales the shorter edge and crops the center"
-        )
-    return PreprocessConfig(
-        mean=tuple(processor.image_mean),
-        std=tuple(processor.image_std),
-        interpolation=_INTERPOLATIONS[processor.resample],
-        resize="squash" if squash else None if edge == image_size else edge,
-    )
-
-
-def read_preprocess(place: str | Path, image_size: int, source: str) -> PreprocessConfig | None:
-    """Read the image preprocessing from the processor at `place` (a folder or hub name); None without a processor."""
-    local = Path(place).is_dir()
-    if local and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
-        return None
-    try:
-        processor: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
-            place, trust_remote_code=False
-        )
-    except OSError:  # a repository on the hub without a processor
-        if local:
-            raise
-        return None
-    return preprocess_of(processor, image_size, source)
-
-
 def save_transformers(model: CLIP, folder: str | Path) -> None:
     """Save `model` to the new folder `folder`, for the Auto classes, whole or not at all.
 
@@ -253,33 +204,3 @@ def save_transformers(model: CLIP, folder: str | Path) -> None:
     with write_atomically(folder) as temporary, hide_progress_bar():
         from_diffclip(model).save_pretrained(temporary)
         (processor_of(config) if whole else image_processor_of(config)).save_pretrained(temporary)
-
-
-def load_transformers(place: str | Path, source: str) -> CLIP:
-    """Load a model that transformers saved as a `DiffCLIPModel` to `place`, a folder or a name on the hub."""
-    loaded = read_whole(DiffCLIPModel, place, source, exact=True, dtype=torch.float32)
-    return to_diffclip(loaded, read_preprocess(place, loaded.config.vision_config.image_size, source)).eval()
-
-
-def read_whole(kind: Any, place: str | Path, source: str | Path, exact: bool = False, **options: Any) -> Any:
-    """Load a model of the transformers class `kind`, in evaluation mode, and refuse files in which a weight is missing.
-    `exact` refuses extra weights too; other people's files may have some that newer releases do not use."""
-    model, report = kind.from_pretrained(place, use_safetensors=True, output_loading_info=True, **options)
-    faults = [f"lack {name}" for name in sorted(report["missing_keys"])]
-    if exact:
-        faults += [f"have an unexpected {name}" for name in sorted(report["unexpected_keys"])]
-    if faults:
-        raise InputError(f"{source} is damaged, its weights {faults[0]}: save or fetch it again")
-    return model.eval()
-
-
-@contextmanager
-def hide_progress_bar() -> Iterator[None]:
-    """Hide transformers' progress bars: loading takes a second, and the command line has its own progress bar."""
-    was_enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if was_enabled:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

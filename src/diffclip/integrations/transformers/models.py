@@ -29,6 +29,7 @@ from diffclip.integrations.transformers.configuration import (
     DiffCLIPTextConfig,
     DiffCLIPVisionConfig,
 )
+from diffclip.sources.transformers import PROJECTIONS, core_name
 from diffclip.towers.text import TEXT_NORM_EPS, ResidualAttentionBlock, TextTransformer
 from diffclip.towers.vision import build_vision
 
@@ -36,15 +37,6 @@ from diffclip.towers.vision import build_vision
 HiddenStates = bool | int | Sequence[int] | None
 
 # transformers' name of each projection → the core's name; the core stores the weight transposed
-PROJECTIONS = {"visual_projection.weight": "image_projection", "text_projection.weight": "text_projection"}
-
-
-def core_name(name: str) -> str:
-    """Return the core's name of a parameter of a whole model or of one tower."""
-    name = name.removeprefix("vision_model.").removeprefix("text_model.")
-    return PROJECTIONS.get(name, name)
-
-
 _VISION = [r"^vision_model\.", r"^visual_projection\."]
 _TEXT = [r"^text_model\.", r"^text_projection\."]
 _LOGITS = r"^logit_(scale|bias)$"

@@ -1,0 +1,1 @@
+"""Models by name: our own folders and files, the hub, and the models of other libraries."""
