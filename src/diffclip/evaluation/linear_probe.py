@@ -25,6 +25,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.averages import headline_metric
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.features import METHOD, Features, one_thread, read_features, train_and_test
+from diffclip.evaluation.lbfgs import Vector, minimize
 from diffclip.evaluation.metrics import classification_ranks, hits_at, mean_per_class
 from diffclip.evaluation.scores import Score, accuracy_scores, with_facts
 from diffclip.evaluation.suite import VALIDATION
@@ -73,7 +74,7 @@ def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     scores, cost, fits = fit_probe(train, validation, test, data.classnames, metric, setting.progress)
     stopped = sum(fit.iterations >= MAX_ITERATIONS for fit in fits)
     method = (
-        f"{METHOD}; torch L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
+        f"{METHOD}; L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
         f"{validation_set.split if validation_set else 'a stratified fifth of train'} ({cost:.4g}); "
         f"fitted again on both, {len(train.labels) + len(validation.labels)} images; "
         f"{stopped} of {len(fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"
@@ -138,29 +139,28 @@ def fit_probe(
 
 
 def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
-    """Fit lgssl's layer to features [N, D] and labels [N], on the device of `values`."""
-    target = F.one_hot(labels, classes).T.to(values)
+    """Fit lgssl's layer to features [N, D] and labels [N], on the CPU."""
+    with_one = torch.cat([values, values.new_ones(len(values), 1)], dim=1).cpu()
+    transposed, targets = with_one.T.contiguous(), F.one_hot(labels, classes).T.to(with_one)
     strength = 0.5 / cost
 
-    def loss() -> Tensor:
+    def evaluate(parameters: Vector) -> tuple[float, Vector]:
         # gradients by hand, because autograd takes longer than the products themselves on sets of this size
-        scores = F.log_softmax(torch.addmm(bias[:, None], weight, values.T), dim=0)
-        slope = (scores.exp() - target).div_(len(values))
-        norm = weight.norm()
-        weight.grad, bias.grad = slope @ values, slope.sum(1)
-        if norm > 0:  # at zero, torch takes the subgradient 0 of the norm
-            weight.grad.add_(weight, alpha=strength / float(norm))
-        value: Tensor = strength * norm - (scores * target).sum() / len(values)
-        return value
+        layer = torch.from_numpy(parameters).view(classes, -1)
+        scores = F.log_softmax(layer @ transposed, dim=0)
+        slope = (scores.exp() - targets).div_(len(values)) @ with_one
+        weight = layer[:, :-1]
+        norm = float(weight.norm())
+        if norm > 0:  # at zero, the norm has the subgradient 0
+            slope[:, :-1].add_(weight, alpha=strength / norm)
+        return strength * norm - float((scores * targets).sum()) / len(values), slope.view(-1).numpy()
 
-    # the optimizer's many short steps are faster if nothing is kept for a backward pass
+    # nothing is kept for a backward pass
     with torch.inference_mode(), one_thread(values.numel() * classes < _WORTH_THREADS):
-        weight = values.new_zeros(classes, values.shape[1])
-        bias = values.new_zeros(classes)
-        optimizer = torch.optim.LBFGS([weight, bias], line_search_fn="strong_wolfe", max_iter=MAX_ITERATIONS)
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
-        iterations = int(optimizer.state[weight]["n_iter"])
-    return Fit(weight.clone(), bias.clone(), iterations)
+        start = torch.zeros(classes * with_one.shape[1], dtype=values.dtype).numpy()
+        parameters, iterations = minimize(evaluate, start, MAX_ITERATIONS)
+    layer = torch.from_numpy(parameters).view(classes, -1)
+    return Fit(layer[:, :-1].clone(), layer[:, -1].clone(), iterations)
 
 
 def search_cost(score: Callable[[float], float]) -> float:
