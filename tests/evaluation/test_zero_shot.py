@@ -29,6 +29,19 @@ def test_retrieval_with_one_to_three_captions_equals_clip_benchmark(tmp_path):
     assert scores == pytest.approx(wanted, abs=1e-7)
 
 
+def test_recalls_in_pools_are_the_means_of_the_recalls_of_each_pool(tmp_path):
+    samples = [animal | {"txt": f"a {n}\nthe {n}"} for n, animal in enumerate(animals(25))]
+    data = open_set(write_masked(tmp_path / "captions", samples, {"dataset_type.txt": "retrieval"}), "test")
+    scores = retrieval(setting(LOADED, data, pool=12))
+    parts = [retrieval(setting(LOADED, data.part(start, start + 12))) for start in (0, 12)]
+    for score, first, second in zip(scores, *parts, strict=True):
+        assert score.value == pytest.approx((first.value + second.value) / 2)
+        assert score.chance == pytest.approx(first.chance)
+    assert scores[0].count == 48  # the 25th image is in no pool
+    with pytest.raises(InputError, match="25 images, fewer than a pool of 26"):
+        retrieval(setting(LOADED, data, pool=26))
+
+
 @pytest.mark.parametrize("broken", ["text_projection", "image_projection"])
 def test_nan_weights_are_refused(tmp_path, broken):
     data = open_set(write_class_set(tmp_path / "colors", {"test": [0, 1, 1]}, 2), "test")

@@ -93,7 +93,7 @@ def test_a_study_has_one_primary_endpoint(tmp_path):
     assert comparison_table(unfinished, partial, "").frame["verdict"][0] == "unfinished"
     first = replace(unfinished, records=results.records[results.records["seed"] == 0])
     assert headline(first, compare(first, [measure], [pair])).endswith("can turn this around.")
-    results.study["endpoints"]["primary"]["alone"] = False  # the endpoint spans several studies
+    results.study["endpoints"]["primary"]["study"] = "k16 - k0"  # the endpoint spans several studies
     assert not compare(results, [measure], [pair])["primary"].any()
 
 

@@ -206,12 +206,12 @@ def test_primary_comparison_and_contrasts_have_defaults(study_file: Callable[...
     changes = [
         "endpoints.primary.task=retrieval",
         "endpoints.primary.metric=mean_recall",
-        "endpoints.primary.margin=5%",
+        "endpoints.primary.margin=0.02",
         "contrasts=[[CLIP, DiffCLIP]]",
     ]
     declared = read_study(study_file(), changes)
     assert declared.endpoints.primary.metric == "mean_recall"
-    assert declared.endpoints.primary.margin == "5%"
+    assert declared.endpoints.primary.margin == 0.02
     assert declared.contrasts == [("CLIP", "DiffCLIP")]
     assert read_study("study_cpu").arms["DiffCLIP"].against == "DiffCLIP-no-factor"
     assert read_study("study_cpu", ["ablations=null"]).arms["DiffCLIP"].against is None

@@ -45,7 +45,7 @@ def primary_of(results: Results) -> tuple[int, Contrast] | None:
     if results.study is None:
         return None
     declared, frame = results.study["endpoints"]["primary"], results.records
-    if not declared.get("alone", True):
+    if declared.get("study"):
         return None
     keys = ["task", "dataset", "metric"]
     fitting = frame.loc[(frame[keys] == [declared[key] for key in keys]).all(axis=1), "measure"]

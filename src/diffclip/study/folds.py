@@ -1,27 +1,16 @@
-"""K-fold cross-validation: the data in folds, and the learning rate that was best in the other folds (Stone 1974).
-
-The rate of a run is chosen without that run's fold, so that an interval over folds includes the choice.
-"""
+"""The data of a study in folds: a set with a split for each fold, for K-fold cross-validation."""
 
 from __future__ import annotations
 
 import json
 import tarfile
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING
 
 from diffclip.data.captions import CAPTION_KEY, caption_members
 from diffclip.data.images import IMAGE
 from diffclip.data.shards import Shards, add_member, expand_shards
 from diffclip.errors import InputError
-from diffclip.evaluation.records import Record
 from diffclip.files import digest_of, write_atomically, write_text
-
-if TYPE_CHECKING:
-    from diffclip.study.spec import Study
 
 _ABOUT_FILE = "folds.json"
 
@@ -59,52 +48,3 @@ def write_folds(source: Path, count: int, folder: Path) -> None:
         write_text(split / "nshards.txt", "1\n")
     write_text(folder / "dataset_type.txt", "retrieval\n")
     write_text(folder / _ABOUT_FILE, about)  # last: without it, folds are written again
-
-
-def with_chosen_rates(records: Iterable[Record], study: Study, finished: Mapping[str, int]) -> list[Record]:
-    """Return the records with those of each arm at its chosen rate, for arms that have finished all runs at all rates.
-
-    For each run the rate is the one with the highest mean of the primary endpoint in the other folds (without folds:
-    with the other seeds). The records of the run at that rate are repeated under the arm's own name. A rate at which a
-    run diverged is not chosen.
-
-    Args:
-        finished: the number of finished runs by arm at a rate (`CLIP@5e-4`), those that diverged included.
-    """
-    grids = {arm: grid for grid in study.grids.values() for arm in grid.arms if grid.rates(arm)}
-    kept = [record for record in records if record.model not in grids]
-    by_model: dict[str, list[Record]] = defaultdict(list)
-    for record in kept:
-        by_model[record.model].append(record)
-    for arm, grid in grids.items():
-        runs = len(grid.seeds) * (study.folds or 1)
-        if all(finished.get(name, 0) == runs for name in grid.rates(arm)):
-            by_rate = [by_model[name] for name in grid.rates(arm)]
-            kept += [record.model_copy(update={"model": arm}) for record in _choose(by_rate, study, runs)]
-    return kept
-
-
-def _choose(by_rate: list[list[Record]], study: Study, runs: int) -> list[Record]:
-    """Choose for each run among the records of an arm at its rates; empty if runs diverged at every rate."""
-    primary = study.endpoints.primary
-    measure = (primary.task, primary.dataset, primary.metric)
-    scores: list[
-        dict[int, list[float]]
-    ] = []  # by rate, the values of each seed: of several draws, if the task draws
-    for records in by_rate:
-        values = defaultdict(list)
-        for record in records:
-            if (record.task, record.dataset, record.metric) == measure and record.value is not None:
-                values[record.seed or 0].append(record.value)
-        scores.append(values)
-    candidates = [rate for rate, values in enumerate(scores) if len(values) == runs]
-    chosen: list[Record] = []
-    for seed in scores[candidates[0]] if candidates else ():
-        others = [
-            other
-            for other in scores[candidates[0]]
-            if (other != seed if study.folds is None else (other - seed) % study.folds)
-        ]
-        best = max(candidates, key=lambda rate: fmean(fmean(scores[rate][other]) for other in others))
-        chosen += [record for record in by_rate[best] if record.seed == seed]
-    return chosen

@@ -19,7 +19,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
 from diffclip.files import write_text
-from diffclip.study.folds import with_chosen_rates
+from diffclip.study.rates import with_chosen_rates
 from diffclip.training.recipe_file import read_fields
 from diffclip.training.run_folder import (
     ABOUT_FILE,

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import (
@@ -24,13 +24,13 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    StringConstraints,
     field_validator,
     model_validator,
 )
 
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.suite import SUITES
+from diffclip.evaluation.verdicts import Endpoint, Primary
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
@@ -140,41 +140,21 @@ class Scenes(Part):
     distractors: int = Field(default=0, ge=0)
 
 
-class Endpoint(Part):
-    """A measure that is tested.
+class Endpoints(Part):
+    """The measures that are tested for every contrast; all tests but the primary one are corrected together (Holm).
 
-    `margin` is that of equivalence: in the unit of the metric (0.01 is a point of a share) or a share of the baseline
-    (5%). None: equivalence is not tested.
+    Without `secondary`, `diffclip report` takes the headline measures of the suite.
     """
 
-    task: str
-    dataset: str = ""
-    metric: str
-    margin: PositiveFloat | Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?%$")] | None = None
-
-
-class Primary(Endpoint):
-    """The endpoint that is tested at 5 % without correction: `arm` minus `against`."""
-
-    arm: str = TREATED
-    against: str = BASELINE
-    task: str = "validation"
-    metric: str = "score"
-    alone: bool = True  # False: the endpoint spans several studies, so this study's page has none
-
-
-class Endpoints(Part):
-    """The measures that are tested for every contrast; all tests but the primary one are corrected together (Holm)."""
-
-    primary: Primary = Field(default_factory=Primary)
-    secondary: list[Endpoint] = Field(default_factory=list)
+    primary: Primary
+    secondary: list[Endpoint] | None = None
 
 
 class Study(Part):
     """Everything that decides a study.
 
-    `recipe` is the recipe of the runs, and `data` the set that they are trained on (its splits train and val). If
-    `dataset` of the primary endpoint or `contrasts` are missing, they are filled in.
+    `recipe` is the recipe of the runs, and `data` the set that they are trained on (its splits train and val). If the
+    primary endpoint or `contrasts` are missing, they are filled in.
     """
 
     title: str
@@ -185,9 +165,11 @@ class Study(Part):
     folds: int | None = Field(
         default=None, ge=2, description="each run is measured on the fold it was not trained on"
     )
-    endpoints: Endpoints = Field(default_factory=Endpoints)
+    endpoints: Endpoints
     contrasts: list[tuple[str, str]] = Field(default_factory=list, description="pairs (arm, against)")
-    test: Literal["paired", "welch"] = "paired"
+    test: Literal["paired", "welch"] | None = Field(
+        default=None, description="None: paired if both arms have the same runs"
+    )
     unit: Literal["seed", "fold"] = "seed"
     pooled: bool = Field(
         default=False, description="one residual over all arms, for designs of two or three seeds"
@@ -195,6 +177,19 @@ class Study(Part):
     sweep: Sweep | None = None
     models: Grid
     ablations: Grid | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_primary(cls, fields: Any) -> Any:
+        """Fill in the primary endpoint: the validation score of DiffCLIP minus CLIP."""
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("endpoints") or {}, Mapping):
+            return fields
+        endpoints = dict(fields.get("endpoints") or {})
+        default = {"arm": TREATED, "against": BASELINE, "dataset": fields.get("data")}
+        default |= {"task": "validation", "metric": "score"}
+        given = endpoints.get("primary") or {}
+        endpoints["primary"] = default | given if isinstance(given, Mapping) else given
+        return {**fields, "endpoints": endpoints}
 
     @model_validator(mode="after")
     def _check(self) -> Study:
@@ -236,8 +231,6 @@ class Study(Part):
                 f"sweep.seeds {self.sweep.seeds} contain a seed of models or ablations: choose others"
             )
         self._check_folds()
-        for endpoint in (primary, *self.endpoints.secondary):
-            endpoint.dataset = endpoint.dataset or self.data
         baseline = primary.against
         default_pairs = [(name, baseline) for name in self.models.arms if name != baseline]
         default_pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
@@ -309,7 +302,7 @@ def _check_endpoints(study: Study) -> None:
         measured.append(("validation", study.data))
     for key, endpoint in [
         ("primary", endpoints.primary),
-        *(("secondary", one) for one in endpoints.secondary),
+        *(("secondary", one) for one in endpoints.secondary or ()),
     ]:
         if endpoint.task not in ("six-tasks", "out-of-domain", "cost", "training") and not any(
             (task or endpoint.task, dataset) == (endpoint.task, endpoint.dataset)
