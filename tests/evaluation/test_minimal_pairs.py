@@ -44,7 +44,7 @@ class Colors(nn.Module):
 class Pixels:
     """A transform without preprocessing; `describe_images` reads these fields."""
 
-    image_size, preprocess = 8, PreprocessConfig()
+    image_size, preprocess, identity = 8, PreprocessConfig(), ["as they are"]
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255

@@ -5,10 +5,11 @@ Shapes: N images, M texts, B a batch, S image size, L context length, D joint wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
 from diffclip.data.workers import Progress
-from diffclip.errors import NotFiniteError
+from diffclip.errors import Fault, NotFiniteError
 from diffclip.model import CLIP
 from diffclip.preprocess import EvalTransform, Transform
 from diffclip.tokenizer import Tokenizer
@@ -39,6 +40,23 @@ def embed_images(model: CLIP, images: Tensor) -> Tensor:
     weight = next(iter(model.parameters()))
     images = images.to(weight.device, weight.dtype, non_blocking=True)
     return F.normalize(model.encode_image(images).float(), dim=-1)
+
+
+def tokens_and_embeddings(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Encode a batch of normalized images [B, 3, S, S] once, for tasks on either side of the projection.
+
+    Returns:
+        The class tokens before the projection [B, W], or the features of another library's model, in float32 on the
+        CPU; and what `embed_images` returns.
+    """
+    weight = next(iter(model.parameters()))
+    images = images.to(weight.device, weight.dtype, non_blocking=True)
+    if isinstance(model, CLIP):
+        tokens = model.visual(images)
+        features = tokens @ model.image_projection
+    else:  # of another library: its features are all that it has
+        tokens = features = model.encode_image(images)
+    return tokens.float().cpu(), F.normalize(features.float(), dim=-1)
 
 
 def embed_texts(
@@ -120,6 +138,16 @@ def fill_template(template: str, name: str) -> str:
     return template.replace("{c}" if "{c}" in template else "{}", name)
 
 
+class Encoded(NamedTuple):
+    """The n images of a set that can be read: class tokens before the projection [n, W], embeddings of unit length
+    [n, D], the position of each in the set, and the broken images."""
+
+    tokens: Tensor
+    embeddings: Tensor
+    positions: list[int]
+    faults: tuple[Fault, ...]
+
+
 AnySet = TypeVar("AnySet", bound=EvaluationSet)
 
 
@@ -136,7 +164,7 @@ class Setting(Generic[AnySet]):
         init: the initialization of the untrained model in `focus`.
         templates: of the zero-shot classifier; None: the set's own.
         pool: in retrieval, the number of images to choose from: the set is split into pools of so many. None: all.
-        features: cache of features by set, split and transform, shared by the tasks of one model.
+        features: cache of `encoded` by set, split and preparation, shared by the tasks of one model.
     """
 
     model: CLIP
@@ -152,31 +180,44 @@ class Setting(Generic[AnySet]):
     init: str = "matched"
     templates: Sequence[str] | None = None
     pool: int | None = None
-    features: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    features: dict[str, Encoded] = field(default_factory=dict)
 
     @property
     def prompts(self) -> Sequence[str]:
         """The templates of the zero-shot classifier."""
         return self.templates or self.data.templates
 
-    def batches(self, transform: Transform | None = None, kind: str = "images") -> Iterator[ImageBatch]:
+    def batches(self, transform: Transform | None = None) -> Iterator[ImageBatch]:
         """Read the set in batches, prepared by `transform` (None: by `preprocess`), and report progress."""
         for batch in self.data.batches(transform or self.preprocess, self.batch_size, self.workers):
             yield batch
             if self.progress:
-                self.progress(kind, len(batch.positions), len(self.data))
+                self.progress("images", len(batch.positions), len(self.data))
 
-    def image_features(
-        self, encode: Callable[[CLIP, Tensor], Tensor] = embed_images, kind: str = "images"
-    ) -> tuple[Tensor, list[int]]:
-        """Encode the images that can be read, [n, D], and return the position of each in the set."""
-        features: list[Tensor] = []
-        positions: list[int] = []
-        with evaluation_mode(self.model):
-            for batch in self.batches(kind=kind):
-                features.append(encode(self.model, batch.images))
-                positions += batch.positions
-            return check_embeddings(torch.cat(features), "images"), positions
+    def encoded(self, data: EvaluationSet | None = None) -> Encoded:
+        """Encode the images of a set (None: the tested one) that can be read, once for all tasks of a model."""
+        data = data or self.data
+        key = json.dumps(
+            [data.identity, self.preprocess.identity, self.preprocess.preprocess.model_dump(mode="json")]
+        )
+        if key not in self.features:
+            tokens: list[Tensor] = []
+            embeddings: list[Tensor] = []
+            positions: list[int] = []
+            with evaluation_mode(self.model):
+                for batch in data.batches(self.preprocess, self.batch_size, self.workers):
+                    class_tokens, embedded = tokens_and_embeddings(self.model, batch.images)
+                    tokens.append(class_tokens)
+                    embeddings.append(embedded)
+                    positions += batch.positions
+                    if self.progress:
+                        self.progress(f"{data.split} images", len(batch.positions), len(data))
+            # clones, because tensors of inference mode cannot be trained on
+            parts = (torch.cat(tokens).clone(), check_embeddings(torch.cat(embeddings), "images").clone())
+            self.features[key] = Encoded(*parts, positions, tuple(data.faults))
+        found = self.features[key]
+        self.data.faults = list(dict.fromkeys([*self.data.faults, *found.faults]))
+        return found
 
     def text_features(self, texts: Sequence[str]) -> Tensor:
         """Embed texts: [M, D]."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,11 +15,10 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.published_sets import parts_of
-from diffclip.errors import Fault, InputError
+from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.suite import TRAIN
-from diffclip.model import CLIP
 
 METHOD = "class token before the projection"
 
@@ -77,21 +75,9 @@ def read_features(setting: Setting[EvaluationSet], data: EvaluationSet) -> Featu
             "corruptions shift test images, and this task learns from clean ones: "
             "use them with zero-shot, retrieval, mmvp or focus"
         )
-    key = (*data.identity.values(), str(transform.identity))
-    if key not in setting.features:
-        values, positions = replace(setting, data=data).image_features(_class_tokens, f"{data.split} images")
-        labels = torch.tensor([data.labels[position] for position in positions])
-        # a clone, because tensors of inference mode cannot be trained on
-        features = Features(f"{data.name}/{data.split}", values.clone(), labels)
-        setting.features[key] = features, list(data.faults)
-    cached: tuple[Features, list[Fault]] = setting.features[key]
-    setting.data.faults = list(dict.fromkeys(setting.data.faults + cached[1]))
-    return cached[0]
-
-
-def _class_tokens(model: CLIP, images: Tensor) -> Tensor:
-    tokens: Tensor = model.visual(images.to(model.logit_scale, non_blocking=True))
-    return tokens.float().cpu()
+    encoded = setting.encoded(data)
+    labels = torch.tensor([data.labels[position] for position in encoded.positions])
+    return Features(f"{data.name}/{data.split}", encoded.tokens, labels)
 
 
 @contextmanager

@@ -61,7 +61,8 @@ def mmvp(setting: Setting[EvaluationSet]) -> list[Score]:
     The other scores have outcomes: the sum of their `hits` is the number of right pairs (or statements).
     """
     data = setting.data
-    images, positions = setting.image_features()
+    encoded = setting.encoded()
+    images, positions = encoded.embeddings, encoded.positions
     if len(positions) < len(data):
         raise InputError(f"{data.faults[-1]}: MMVP-VLM needs every image, fetch the set again")
     texts = setting.text_features([PROMPT.format(statement) for (statement,) in data.captions])
@@ -144,7 +145,8 @@ def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
 
     Items of one image are resampled together. Outcomes of `average` are weighted so that each file counts the same.
     """
-    images, positions = setting.image_features()
+    encoded = setting.encoded()
+    images, positions = encoded.embeddings, encoded.positions
     rows = {position: row for row, position in enumerate(positions)}
     choices = [choice for choice in setting.data.choices if choice.image in rows]
     captions = dict.fromkeys(text for choice in choices for text in (choice.caption, choice.negative))

@@ -30,7 +30,7 @@ from diffclip.data.published_sets import BUILT_IN, parts_of, set_folder
 from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
-from diffclip.evaluation.embed import Setting
+from diffclip.evaluation.embed import Encoded, Setting
 from diffclip.evaluation.faithfulness import faithfulness
 from diffclip.evaluation.few_shot import few_shot
 from diffclip.evaluation.focus import focus
@@ -212,7 +212,7 @@ def run_entries(
         batch_size, workers, prompt: as in `Setting`; `prompt` replaces the prompts and words of entries.
     """
     digest = weights_digest(loaded.model) if results.path else ""
-    features: dict[tuple[str, ...], Any] = {}
+    features: dict[str, Encoded] = {}
     for entry in entries:
         for draw in draws:
             try:

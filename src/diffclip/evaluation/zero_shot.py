@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Setting, embed_captioned, evaluation_mode, fill_template
+from diffclip.evaluation.embed import Setting, fill_template
 from diffclip.evaluation.metrics import (
     RECALL_AT,
     chance_at,
@@ -23,9 +23,9 @@ from diffclip.evaluation.scores import Score, accuracy_scores, recall_score, wit
 
 def zero_shot(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `acc1`, `acc5` (from five classes on) and `mean_per_class_recall`."""
-    classifier, (images, positions) = setting.classifier(), setting.image_features()
-    truth = torch.tensor([setting.data.labels[position] for position in positions])
-    ranks, classes = classification_ranks(images, classifier, truth), classifier.shape[1]
+    classifier, encoded = setting.classifier(), setting.encoded()
+    truth = torch.tensor([setting.data.labels[position] for position in encoded.positions])
+    ranks, classes = classification_ranks(encoded.embeddings, classifier, truth), classifier.shape[1]
     scores = accuracy_scores(ranks, truth, classes)
     if classes >= 5:
         scores.insert(1, recall_score("acc5", ranks, 5, chance_at(5, classes)))
@@ -42,10 +42,10 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
     `setting.pool`, images and captions compete within pools of that many images, in the order of the set; a last pool
     that is smaller is left out, because its recalls would be higher.
     """
-    batches = ((batch.images, batch.captions or []) for batch in setting.batches())
-    with evaluation_mode(setting.model):
-        embedded = embed_captioned(setting.model, setting.tokenizer, batches, setting.progress)
-    images, texts, owners = embedded
+    encoded = setting.encoded()
+    images, captions = encoded.embeddings, [setting.data.captions[position] for position in encoded.positions]
+    owners = torch.tensor([image for image, own in enumerate(captions) for _ in own], device=images.device)
+    texts = setting.text_features([text for own in captions for text in own])
     size = setting.pool or len(images)
     if size > len(images):
         raise InputError(

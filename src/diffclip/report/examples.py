@@ -134,7 +134,7 @@ def _read_image(data: EvaluationSet, position: int) -> Image.Image:
 def _best_images(loaded: Prepared, data: EvaluationSet, queries: list[str]) -> list[list[int]]:
     """Return the positions of the best images for each query, best first."""
     setting = Setting(*loaded, data, batch_size=256)
-    features, positions = setting.image_features()
-    scores = setting.text_features(queries) @ features.T
+    encoded = setting.encoded()
+    scores = setting.text_features(queries) @ encoded.embeddings.T
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :_TOP].tolist()
-    return [[positions[index] for index in row] for row in order]
+    return [[encoded.positions[index] for index in row] for row in order]
