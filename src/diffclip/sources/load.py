@@ -228,38 +228,9 @@ def load_with_origin(
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
         loaded = _load(checkpoint if in_run else path, model_name, image_size, None, only_clip)
         facts = _read_facts(checkpoint) if in_run else {}
-<<<<<<< HEAD:src/diffclip/sources/load.py
     config = getattr(loaded[0], "config", None)
     label = name_of(config) if config is not None else path.partition(":")[2]
     return Loaded(*loaded, weights=path, **({"label": label} | facts))
-=======
-    return Loaded(*loaded, weights=path, **({"label": name_of(loaded[0].config)} | facts))
-
-
-def runs_in(source: str) -> list[str]:
-    """List the runs with a checkpoint in a folder of runs; return any other source as the only item."""
-    folder = Path(source)
-    if not folder.is_dir() or (folder / "checkpoints").is_dir():
-        return [source]
-    return [str(run) for run in sorted(folder.iterdir()) if (run / "checkpoints").is_dir()] or [source]
-
-
-def find_model(source: str) -> str | None:
-    """Find the folder, file, hub name or model of another library that `source` stands for; None for a model's name."""
-    from diffclip.config import model_names
-
-    if source in model_names() and not os.path.exists(source):
-        return None
-    if source.startswith((HUB_PREFIX, OPEN_CLIP, TRANSFORMERS)):
-        return source
-    if not os.path.exists(source):
-        if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
-            raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
-        raise unknown_name(
-            "model", source, model_names(), "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
-        )
-    return str(checkpoint_of(source))
->>>>>>> df2d2e6a (A kind of attention is one file that registers itself; rivals: open gate, text alone, half heads with norm, lambda 0, grouped):src/diffclip/model_source.py
 
 
 def recipe_of(run: Path) -> dict[str, Any] | None:
