@@ -26,7 +26,7 @@ from diffclip.evaluation.statistics import compare_arms, mean_interval, with_ver
 from diffclip.files import write_text
 from diffclip.report.compare import is_above_chance
 from diffclip.report.names import interval, p_text, percent
-from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_png
+from diffclip.report.style import GRID, INK, colors_of, new_figure, style, write_figure
 from diffclip.report.tables import Table
 from diffclip.study.results import RUNS_FILE, read_timing
 from diffclip.training.run_folder import read_lines
@@ -87,7 +87,7 @@ def needle_page(file: Path, docs: Path) -> None:
         panels[1][0].set_xlabel("tokens N")
         panels[1][1].set_xlabel("noise strength σ")
         panels[0][0].legend(loc="lower left")
-        write_png(docs / "figures" / "needle.png", figure)
+        write_figure(docs / "figures" / "needle.png", figure)
     differential = frame[frame["model"] == "DiffCLIP"]
     why = {"noise": _describe_cells(differential)} | {
         title: [_median(seeds) for seeds in differential[name]] for title, name in _WHY.items()
@@ -216,7 +216,7 @@ def clutter_page(folder: Path, docs: Path) -> None:
         axes.set_xlabel("distractors K in each image")
         axes.set_ylabel("difference of mean recall, points")
         figure.legend(loc="outside lower center", ncols=2)
-        write_png(docs / "figures" / "study_b.png", figure)
+        write_figure(docs / "figures" / "study_b.png", figure)
     change = f"from K = {DISTRACTORS[0]} to K = {DISTRACTORS[-1]}"
     table = pd.concat([interaction, contrasts], ignore_index=True)
     rows = [f"change {change}"] * len(interaction) + [f"K = {count}" for count in contrasts["distractors"]]

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.about import parser_of
-from diffclip.report.style import write_png
+from diffclip.report.style import write_figure
 
 KINDS = {"forward": "forward", "both": "forward and backward"}
 # operator → (color after Okabe and Ito, marker, line)
@@ -73,7 +73,7 @@ def main() -> None:
     if not files:
         raise SystemExit(f"no curve in {options.results}: run python -m benchmarks.attention --curve")
     figure = draw([json.loads(file.read_text(encoding="utf-8")) for file in files])
-    write_png(options.output, figure)
+    write_figure(options.output, figure)
     print(f"written to {options.output}")
 
 

@@ -167,8 +167,9 @@ def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None
         for tower in ("vision", "text"):
             sizes = getattr(model_config, tower)
             fields |= {f"{tower} {key}": getattr(sizes, key) for key in ("attention", "heads", "activation")}
-        options = {"lambda_init": model_config.lambda_init, **dict(model_config.differential)}
-        return fields | {name: value for name, value in options.items() if name in config.layer_options}
+        if "differential" in (config.vision.attention, config.text.attention):
+            fields |= {"lambda_init": model_config.lambda_init, **dict(model_config.differential)}
+        return fields
 
     expected = facts(ours)
     differing = [

@@ -12,8 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffclip import differential_attention, errors
 from diffclip.attention import dispatch, eager, fused
-from diffclip.attention.differential import DifferentialAttention
-from diffclip.attention.softmax import SoftmaxAttention
+from diffclip.attention.module import DifferentialAttention, SoftmaxAttention
 
 FALLBACK = 'attention backend "triton" is not used, "eager" takes its place'
 

@@ -96,7 +96,7 @@ def test_models_of_the_same_variant_get_distinct_labels(save_model, image_folder
 
 def test_report_with_attention_has_figures_2_and_6(tmp_path, save_model, plain, caption_set, monkeypatch):
     monkeypatch.setattr("diffclip.report.page.png_of", lambda figure, dpi: b"")
-    monkeypatch.setattr("diffclip.report.page.write_png", lambda file, figure: file)
+    monkeypatch.setattr("diffclip.report.page.write_figure", lambda file, figure: file)
     for seed in (0, 1):
         run = make_run(tmp_path / "runs" / f"DiffCLIP-s{seed}", "DiffCLIP", seed)
         save_model(run / "checkpoints" / "best", seed=seed)

@@ -12,7 +12,9 @@ from diffclip.files import write_text
 def undrawn(monkeypatch):
     """Skip drawing: it takes most of the time, and tests/report draws every figure."""
     monkeypatch.setattr("diffclip.report.page.png_of", lambda figure, dpi: b"")
-    monkeypatch.setattr("diffclip.report.page.write_png", lambda file, figure: write_text(file, "") or file)
+    monkeypatch.setattr(
+        "diffclip.report.page.write_figure", lambda file, figure: write_text(file, "") or file
+    )
 
 
 def call(*arguments: object) -> str:
@@ -50,5 +52,8 @@ def test_figures_and_tables_are_written_into_folders(runs, tmp_path, monkeypatch
     assert {"wrote out/figures/forest.png", "wrote out/tables/retrieval.tex"} <= set(printed)
     assert "(paper)" in (tmp_path / "out" / "tables" / "retrieval.md").read_text()
     assert len(printed) == len(list((tmp_path / "out").glob("*/*")))
+    assert "wrote out/figures/forest.pdf" in call("runs", "--figures", "out/figures", "--format", "pdf")
     assert call("runs") == "wrote report.html\n"
+    call("runs", "--against", "DiffCLIP", "--markdown", "other.md")
+    assert "CLIP against DiffCLIP" in (tmp_path / "other.md").read_text()
     assert call("runs/CLIP-s0") == "wrote runs/CLIP-s0/report.html\n"

@@ -19,7 +19,13 @@ NOISY = {"corruption": "noise", "severity": 3}
     [
         (("retrieval", "flickr8k", "image_retrieval_recall@5"), {}, "text→image R@5, Flickr8k"),
         (("mmvp", "mmvp", "pair_accuracy/Texts"), {}, "minimal pairs: pair accuracy: Texts, MMVP-VLM"),
-        (("six-tasks", "out of domain", "average"), {}, "Out of domain"),
+        (("six-tasks", "image retrieval", "average"), {"of": ("flickr8k",)}, "Image retrieval R@5, Flickr8k"),
+        (
+            ("six-tasks", "zero-shot", "average"),
+            {"of": ("cifar10", "pets, val")},
+            "Zero-shot top-1, mean of CIFAR-10 and Pets (val)",
+        ),
+        (("six-tasks", "few-shot", "average"), {"of": tuple("abcd")}, "Few-shot accuracy, mean of 4 sets"),
         (("sugarcrepe", "sugarcrepe", "swap_obj"), {}, "SugarCrepe swap obj, COCO val2017"),
         (("focus", "scenes", "auroc"), ON_A_HEAD, "focus: area under ROC, scenes, A1, layer 2, head 3"),
         (("zero-shot", "cifar10", "acc1"), NOISY, "zero-shot top-1, CIFAR-10, noise 3"),
@@ -79,7 +85,7 @@ def test_single_sets_replace_averages_over_different_sets():
     frame = results_from(records).records
     labels = measures_of(frame).loc[headlines(frame), "label"]
     assert list(labels) == [
-        "Few-shot",
+        "Few-shot accuracy, CIFAR-10",
         *(f"zero-shot top-1, {name}" for name in ("CIFAR-10", "Caltech-101", "Pets")),
     ]
 
@@ -103,7 +109,7 @@ def test_labels_name_splits_and_templates_if_there_are_several():
         make_record(ABOUT | {"model": f"CLIP-{n}"}, *average, templates=n, of=(str(n),)) for n in (7, None)
     ]
     labels = measures_of(results_from(mixed).records)["label"]
-    assert list(labels) == ["Zero-shot, 7 templates", "Zero-shot"]
+    assert list(labels) == ["Zero-shot top-1, 7", "Zero-shot top-1, None"]
 
 
 def test_equal_model_names_get_suffixes_and_equal_records_count_once():
@@ -149,5 +155,6 @@ def test_models_are_sorted_with_clip_first_and_numbers_formatted():
     assert percent(-0.0123, sign=True) == "−1.2"
     assert percent(-0.0001, sign=True) == "0.0"
     assert percent(None) == "–"
+    assert percent(1629121.0, share=False) == "1,629,121"
     assert interval(0.1, 0.2) == "10.0 to 20.0"
     assert [p_text(p) for p in (0.0004, 0.0071, 0.0499, 0.34)] == ["< 0.001", "0.007", "0.049", "0.34"]

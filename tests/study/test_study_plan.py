@@ -11,7 +11,7 @@ from tiny_study import ABLATIONS, STUDY, write_finished
 from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
-from diffclip.evaluation.statistics import detectable_difference
+from diffclip.evaluation.statistics import detectable
 from diffclip.study.place import Place, entries_of, unavailable_sets, usual_workers
 from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.results import StudyFolder
@@ -146,9 +146,10 @@ def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip
     rows = [line.split() for line in ended.stdout.splitlines()]
     assert ["models", "CLIP", "brief", "0", "…", "5", "6", "1"] in rows
     assert ["models", "DiffCLIP", "brief", "0", "…", "5", "6", "0"] in rows
-    assert "seeds vary by 1.00 points (residual standard deviation with 1 degrees of freedom)" in ended.stdout
-    least = detectable_difference(0.01 * (2 / 6) ** 0.5, 5)
-    assert f"6 seeds find a difference of {100 * least:.2f} points" in ended.stdout
+    sd = 0.0005**0.5  # of 0.40 and 0.42, and of 0.41 and 0.45
+    assert "runs vary by 2.24 points (standard deviation within arms, 2 degrees of freedom)" in ended.stdout
+    least = detectable(sd, 6, paired=True)
+    assert f"6 runs of each arm find a difference of {100 * least:.2f} points" in ended.stdout
 
 
 def test_dry_run_uses_the_sweeps_variance_until_two_arms_have_two_seeds(
@@ -165,10 +166,10 @@ def test_dry_run_uses_the_sweeps_variance_until_two_arms_have_two_seeds(
     # finish both seeds of one arm, then those of the other
     for run, score in zip(runs[::2] + runs[1::2], (0.4, 0.4, 0.4, 0.44), strict=True):
         show_plan(study, place, GROUPS, None)
-        assert "seeds vary by 1.00 points" in capsys.readouterr().out
+        assert "runs vary by 2.24 points" in capsys.readouterr().out
         write_finished(place.output, run, score)
     show_plan(study, place, GROUPS, None)
-    assert "seeds vary by 2.00 points" in capsys.readouterr().out
+    assert "runs vary by 2.00 points" in capsys.readouterr().out
 
 
 def test_committed_study_is_finished_with_the_chosen_settings() -> None:

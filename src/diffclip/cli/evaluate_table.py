@@ -11,7 +11,7 @@ from diffclip.cli.console import print_table, table_console
 from diffclip.evaluation.records import Record, records_table
 from diffclip.evaluation.results_file import Outcomes, outcome_key, same_items
 from diffclip.evaluation.statistics import mean_interval
-from diffclip.report.compare import ONE_RUN, compare, contrasts_of, verdict_text
+from diffclip.report.compare import ONE_RUN, baselines_of, cautions, is_tested, verdict_text
 from diffclip.report.frame import Results, headlines, results_of
 from diffclip.report.names import interval, is_share, percent
 from diffclip.report.tables import values_table
@@ -25,7 +25,7 @@ _MOST = 30
 def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], headlines_only: bool) -> None:
     """Print the models' values side by side, or in a block per model if that is too wide for the terminal.
 
-    With several training seeds, print the mean, and a verdict per model against CLIP. With one seed, print values with
+    With several training seeds, print the mean, and the verdicts of `diffclip report`. With one seed, print values with
     their intervals over items, and compare two models item by item if they were measured on the same items.
     """
     results = results_of(records_table(records).assign(place=range(len(records))))
@@ -33,19 +33,21 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
     measures = list(plain["measure"].unique())
     if headlines_only or len(measures) > _MOST:
         measures = headlines(results.records)
-    compared = compare(results, measures, contrasts_of(results)) if results.seeds > 1 else pd.DataFrame()
-    table = values_table(results, measures, "", intervals=compared.empty).frame
-    caption = ["Shares in %", *([f"mean over {results.seeds} seeds"] if results.seeds > 1 else [])]
-    caption += ["with the 95 % interval over items"] if compared.empty else []
-    notes = [", ".join(caption) + "."]
+    tested = is_tested(results.verdicts)
+    table = values_table(results, measures, "", intervals=not tested).frame
+    several = results.has_several_seeds
+    caption = ["Shares in %", *(["mean over seeds"] if several else [])]
+    caption += [] if tested else ["with the 95 % interval over items"]
+    notes = [", ".join(caption) + ".", *cautions(results)]
     if hidden := plain["measure"].nunique() - len(measures):
         notes.append(f"{hidden} more measures are in the results (diffclip report shows all).")
-    if len(compared):
-        for model, block in compared.groupby("model", sort=False):
-            verdicts = {row["measure"]: verdict_text(row) for _, row in block.iterrows()}
+    if tested:
+        for model, rows in results.verdicts.groupby("arm", sort=False):
+            verdicts = {row["measure"]: verdict_text(row) for _, row in rows.iterrows()}
             table[f"{model} is"] = [verdicts.get(measure, "") for measure in measures]
-        notes.append("Verdicts: against CLIP over seeds, corrected (Holm).")
-    elif len(results.models) > 1 and results.seeds < 2:
+        baselines = baselines_of(results.verdicts)
+        notes.append(f"Verdicts: headlines against {baselines}, t test over runs, corrected (Holm).")
+    elif len(results.models) > 1 and not several:
         notes.append(ONE_RUN)
         record_outcomes = [outcomes.get(outcome_key(record)) for record in records]
         if not headlines_only and (differences := _differences(results, record_outcomes)):

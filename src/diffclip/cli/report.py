@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,11 +33,22 @@ def report(
     figures: Annotated[
         Path | None,
         typer.Option(
-            help="Write the figures into this folder as PNG; with --markdown, only the figures of that page."
+            help="Write the figures into this folder; with --markdown, only the figures of that page, as PNG."
         ),
     ] = None,
+    format: Annotated[
+        Literal["png", "svg", "pdf"],
+        typer.Option(help="Format of --figures; svg and pdf are for papers, 5.4 inches wide."),
+    ] = "png",
     tables: Annotated[
         Path | None, typer.Option(help="Write the tables into this folder, as Markdown and LaTeX.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Baseline of every model. Default: the CLIP of its size; without any CLIP, the first model.",
+            metavar="MODEL",
+        ),
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Add the paper's rows to the tables.")] = False,
     title: Annotated[str | None, typer.Option(help="Heading of the page or of the Markdown file.")] = None,
@@ -51,11 +63,14 @@ def report(
 ) -> None:
     """Show which model is better at which task, and whether the difference is real.
 
+    Of a study, the comparisons are those that its spec declares. They are also written to verdicts.csv beside its
+    results.
+
     Example: diffclip report results.jsonl --output report.html
 
     Example: diffclip report runs/diffclip (writes report.html into that run's folder, also during training)
 
-    Example: diffclip report results.jsonl --output report.html --tables out/tables --figures out/figures --paper
+    Example: diffclip report mine.jsonl base.jsonl --against base --tables out/tables --figures out/figures --format pdf
 
     Example: diffclip report runs/clip runs/diffclip --output report.html --attention scenes
 
@@ -74,6 +89,7 @@ def report(
             f"--attention {attention} is not a folder: give one in clip_benchmark's layout, or 'scenes'"
         )
 
+    from diffclip.evaluation.verdicts import write_verdicts
     from diffclip.report.frame import read_results
     from diffclip.report.page import build_report, write_charts, write_markdown, write_page, write_tables
 
@@ -82,19 +98,22 @@ def report(
             raise InputError(f"{option} {file}: give a name that ends with {ending}")
     written: list[Path] = []
     command = shlex.join(["diffclip", *sys.argv[1:]])
-    built = build_report(read_results(paths), paths, title, paper)
+    results = read_results(paths, against)
+    if results.folder and results.family and os.access(results.folder, os.W_OK):
+        write_verdicts(results.folder, results.verdicts, results.family)
+    built = build_report(results, paths, title, paper)
     looks = _attention(paths, attention) if attention else {}
     if output is not None:
         written.append(write_page(output, built, command, list(looks.values())))
     if markdown is not None:
         written += write_markdown(markdown, built, command, figures)
     elif figures is not None:
-        written += write_charts(figures, built)
+        written += write_charts(figures, built, format)
     if figures is not None and looks:
         from diffclip.report.attention import write_figures
 
         for stem, extra in looks.items():
-            written += write_figures([figures / f"{stem}.png"], extra.figures, len(extra.figures))
+            written += write_figures([figures / f"{stem}.{format}"], extra.figures, len(extra.figures))
     if tables is not None:
         written += write_tables(tables, built)
     for path in written:

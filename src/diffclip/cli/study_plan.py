@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pandas as pd
 
 from diffclip.cli.console import print_table
 from diffclip.evaluation.records import RESULTS_FILE, load_records
-from diffclip.evaluation.statistics import MARGIN, detectable_difference, power, residual_sd
+from diffclip.evaluation.statistics import detectable, run_sd
+from diffclip.evaluation.verdicts import Family
 from diffclip.report.names import measure_label
 from diffclip.study.place import Place
 from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs
@@ -59,30 +59,32 @@ def _span(seeds: pd.Series[int]) -> str:
 
 
 def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> None:
-    """Print the seed variance of the primary metric, and the difference that the planned runs of the grids can find.
-    The variance is from the first values in `folders` that have two seeds of two arms."""
-    primary = study.endpoints.primary
+    """Print how much runs vary in the primary metric, and the differences that the planned runs can find. The variance
+    is from the first values in `folders` that have two runs of an arm."""
+    primary, secondary = study.endpoints.primary, study.endpoints.secondary
     print(f"primary: {primary.arm} − {primary.against}, {measure_label(primary.model_dump())}")
-    arm_seeds, against_seeds = (
-        {run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against)
-    )
-    pairs = len(arm_seeds & against_seeds)
-    planned = len(runs) - len({run.arm for run in runs}) - len({run.seed for run in runs}) + 1
+    seeds = [{run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against)]
+    paired = study.test == "paired" or (study.test is None and seeds[0] == seeds[1])
+    count = len(seeds[0] & seeds[1]) if paired else min(map(len, seeds))
+    if study.unit == "fold" and study.folds:
+        count = study.folds
     for frame in (frame for folder in folders for frame in _primary_values(study, folder)):
-        sd, df = residual_sd(frame) if len(frame) else (math.nan, 0.0)
-        if df and sd and planned and pairs:
-            error = sd * math.sqrt(2 / pairs)
-            least = detectable_difference(error, planned)
-            value = frame[frame["model"] == primary.against]["value"].mean()  # NaN if only a sweep ran
-            share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})" if value > 0 else ""
-            at_margin = power(primary.margin or MARGIN, error, planned)
-            print(
-                f"seeds vary by {100 * sd:.2f} points (residual standard deviation with {df:.0f} degrees of freedom)\n"
-                f"{pairs} seeds find a difference of {100 * least:.2f} points{share} with 80 % power; power for the "
-                f"margin of {100 * (primary.margin or MARGIN):g} points: {at_margin:.0%}"
-            )
-            return
-    print("no detectable difference yet: it needs two finished seeds of two arms, or --pilot FOLDER")
+        sd, df = run_sd(frame)
+        if not df or not sd or count < 2:
+            continue
+        least = detectable(sd, count, paired)
+        value = frame[frame["model"] == primary.against]["value"].mean()  # NaN if only a sweep ran
+        share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})" if value > 0 else ""
+        print(f"runs vary by {100 * sd:.2f} points (standard deviation within arms, {df} degrees of freedom)")
+        text = f"{count} runs of each arm find a difference of {100 * least:.2f} points{share}"
+        if secondary:
+            family = Family(primary=primary, secondary=tuple(secondary), contrasts=tuple(study.contrasts))
+            rows = len(family.all_contrasts) * len(family.endpoints) - 1
+            corrected = detectable(sd, count, paired, max(rows, 1))
+            text += f", and of {100 * corrected:.2f} points in a secondary comparison, one of {rows}"
+        print(f"{text}, with 80 % power")
+        return
+    print("no detectable difference yet: it needs two finished runs of an arm, or --pilot FOLDER")
 
 
 def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:

@@ -282,6 +282,18 @@ def detectable(sd: float, runs: int, paired: bool, comparisons: int = 1) -> floa
     return float(effect) * sd * math.sqrt(2 if paired else 1)
 
 
+def run_sd(values: pd.DataFrame) -> tuple[float, int]:
+    """Return the standard deviation of runs within arms, pooled over arms, and its degrees of freedom.
+
+    Args:
+        values: columns `model`, `seed` and `value`; several values of a run (draws) are averaged.
+    """
+    runs = values.dropna(subset=["seed", "value"]).groupby(["model", "seed"])["value"].mean()
+    deviations = runs - runs.groupby("model").transform("mean")
+    df = len(runs) - runs.index.get_level_values("model").nunique()
+    return (math.sqrt(float((deviations**2).sum()) / df), df) if df else (math.nan, 0)
+
+
 def _is_constant(values: NDArray[np.float64]) -> bool:
     return float(np.ptp(values)) <= 1e-12
 

@@ -1,14 +1,14 @@
 """Verdicts: which of two arms is better at which measure, tested once and stored beside the records.
 
 A `Family` declares what is compared, and `compute_verdicts` tests it. Nothing else tests arms: tables, figures and
-pages read its rows. A study's spec has its family under `endpoints`:
+pages read its rows. A study's spec declares its family so (`family_of`):
 
     endpoints:
       primary: {arm: DiffCLIP, against: CLIP, task: retrieval, dataset: flickr8k, metric: mean_recall}
       secondary:
       - {task: few-shot, dataset: caltech101, metric: acc1, margin: {share: 0.05}}
-      contrasts: [[DiffCLIP, CLIP], [DiffCLIP-vision, CLIP]]
-      test: welch
+    contrasts: [[DiffCLIP, CLIP], [DiffCLIP-vision, CLIP]]
+    test: welch
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from diffclip.config import explain
 from diffclip.errors import InputError
 from diffclip.evaluation.records import MEASURE
 from diffclip.evaluation.statistics import (
@@ -140,9 +141,27 @@ class Family(_Part):
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """The measures, the primary one first."""
+        """The measures, the primary one first; a secondary endpoint of the primary measure is the same."""
         first = [self.primary.endpoint] if self.primary else []
-        return list(dict.fromkeys([*first, *(self.secondary or ())]))
+        names = {(one.task, one.dataset, one.metric, one.study) for one in first}
+        rest = [
+            one for one in self.secondary or () if (one.task, one.dataset, one.metric, one.study) not in names
+        ]
+        return list(dict.fromkeys([*first, *rest]))
+
+
+def family_of(study: Mapping[str, Any]) -> Family:
+    """Return the family that the fields of a study declare; without secondary endpoints these are the headlines.
+
+    Raises:
+        InputError: the fields declare none.
+    """
+    declared = {key: study[key] for key in ("contrasts", "test", "unit", "pooled") if key in study}
+    endpoints = dict(study.get("endpoints") or {})
+    try:
+        return Family.model_validate(endpoints | {"secondary": endpoints.get("secondary") or None} | declared)
+    except ValidationError as error:
+        raise InputError(f"the endpoints of the study: {explain(error)}") from None
 
 
 def direction(metric: str) -> int:
@@ -213,21 +232,22 @@ def read_verdicts(folder: Path, family: Family) -> pd.DataFrame:
         if name not in table or not table[name].astype(str).eq(digest).all():
             what = "results" if name == "results" else "endpoints of the study"
             raise InputError(f"{file} is not of these {what}: run diffclip report {folder}, which writes it")
-    table = table.reindex(columns=list(_COLUMNS)).fillna({"differs": "", "note": ""})
-    return table.assign(of=table["of"].map(lambda names: tuple(names.split("; ")), na_action="ignore"))
+    table = table.reindex(columns=list(_COLUMNS))
+    texts = {name: table[name].astype(object).fillna("") for name in ("differs", "note")}
+    return table.assign(
+        **texts, of=table["of"].map(lambda names: tuple(names.split("; ")), na_action="ignore")
+    )
 
 
-def is_measure(frame: pd.DataFrame, fields: Mapping[str, Any]) -> pd.Series:
-    """Tell which records are of the measure with these fields; `fields` may be a verdict's row."""
+def measure_key(fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key that records and verdicts of one measure share."""
     import pandas as pd
 
-    fits = pd.Series(True, index=frame.index)
-    for name in IDENTITY:
-        if name in frame:
-            value = fields.get(name)
-            known = value is not None and value == value
-            fits &= frame[name].map(lambda own, value=value: own == value) if known else frame[name].isna()
-    return fits.astype(bool)
+    values = (fields.get(name) for name in IDENTITY)
+    return tuple(
+        value if isinstance(value, (str, tuple)) or not pd.isna(value) else None  # NaN and NA are no values
+        for value in values
+    )
 
 
 def _digests(folder: Path, family: Family) -> dict[str, str]:
@@ -245,7 +265,7 @@ def _find(frame: pd.DataFrame, endpoint: Endpoint) -> pd.DataFrame:
         del given["study"]
     rows = frame
     for name, value in given.items():
-        rows = rows[rows[name].map(lambda own, value=value: own == value).astype(bool)]
+        rows = rows[rows[name].map(value.__eq__) if name == "of" else rows[name].eq(value).fillna(False)]
     if len(studies) == 2:
         rows = _subtract(rows, *studies)
     for name in IDENTITY:  # a field that is not given is best absent

@@ -19,17 +19,17 @@ from matplotlib.ticker import MaxNLocator
 
 from diffclip.data.published_sets import base_of
 from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN, PANELS, SIX_TASKS
-from diffclip.report.compare import BASELINE, TREATED, verdict_words
-from diffclip.report.frame import Results, measures_of, values_of
+from diffclip.report.compare import contrast_of, is_tested
+from diffclip.report.frame import BASELINE, TREATED, Results, measures_of, values_of
 from diffclip.report.names import (
     DATASETS,
-    capitalized,
     in_order,
     is_share,
     metric_label,
     percent,
     variant_in_name,
 )
+from diffclip.report.printed import paper_gains, paper_key
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 
 Curve = dict[str, Any]  # a line of `curves.jsonl`
@@ -37,14 +37,18 @@ Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
 _LETTERS = 72  # maximum number in a line of a forest plot
 _MAX_MODELS = 5  # maximum number of models in a figure
-_WHISKERS = "Whiskers: 95 % interval over items, or ± one standard deviation over seeds. Dashed: chance."
 # marks of a forest plot: (text in the legend, text in the caption, how it is drawn)
 _MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "seed": ("a seed", "small dots are seeds", {"marker": ".", "color": MUTED}),
+    "margin": (
+        "margin of equivalence",
+        "grey boxes are the declared margins of equivalence",
+        {"marker": "s", "color": GRID, "markersize": 8},
+    ),
+    "run": ("a pair of runs", "small dots are pairs of runs", {"marker": ".", "color": MUTED}),
     "chance": ("chance", "× the difference at chance", {"marker": "x", "color": MUTED, "markersize": 6}),
     "paper": (
         "gain in the paper",
-        "◇ the paper's gain on CC12M",
+        "◇ the paper's gain on CC12M, same set and metric",
         {"marker": "D", "color": INK, "markerfacecolor": "none", "markersize": 5},
     ),
 }
@@ -61,66 +65,56 @@ class Chart:
 
 
 def forest_chart(
-    results: Results,
-    comparisons: pd.DataFrame,
-    title: str,
-    name: str = "forest",
-    by: str = "label",
-    paper: dict[tuple[str, str, str], float] | None = None,
+    results: Results, verdicts: pd.DataFrame, title: str, name: str = "forest", by: str = "label"
 ) -> Chart | None:
-    """Draw differences in points with their intervals, one row per measure or arm, with seeds as dots.
+    """Draw differences in points with their intervals, one row per measure or arm, with paired runs as dots.
 
     Args:
-        comparisons: rows of `compare`; metrics that are no shares are left out.
-        by: the column that names the rows: "label" (measures) or "model" (arms).
-        paper: the paper's gains as fractions, by (`panel` of `compare`, model, baseline).
+        verdicts: rows of `results.verdicts`; metrics that are no shares, and rows without a difference, are left out.
+        by: the column that names the rows: "label" (measures) or "arm".
     """
-    rows = comparisons[comparisons["share"]] if len(comparisons) else comparisons
+    rows = verdicts[verdicts["share"] & verdicts["difference"].notna()] if len(verdicts) else verdicts
     if not len(rows):
         return None
-    values = values_of(results.records).set_index(["measure", "model", "seed"])["value"].sort_index()
-    colors = colors_of(results.models)
-    margin = 100 * results.margin
+    dots, colors, gains = _paired_differences(results, rows), colors_of(results.models), paper_gains()
     ends = np.nan_to_num(np.abs(rows[["difference", "low", "high"]].to_numpy(float)))
-    dots = [
-        (values.loc[(row["measure"], row["model"])] - values.loc[(row["measure"], row["against"])]).dropna()
-        for _, row in rows.iterrows()
-    ]
-    farthest = max(
-        1.25 * float(ends.max() or 0.01), *(1.05 * seeds.abs().max() for seeds in dots if len(seeds) > 1), 0
-    )
+    farthest = max(1.25 * float(ends.max()), 1.05 * float(np.abs(np.concatenate(dots)).max(initial=0.01)))
     reach = min(100 * farthest, 100.0)
-    several = rows["model"].nunique() > 1 and by == "label"
+    several = rows["arm"].nunique() > 1 and by == "label"
     figure = new_figure(WIDTH, 1)
     axes = figure.subplots()
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(False, axis="y")
-    marks, measure, y = set(), None, -1.0
-    for (_, row), seeds in zip(rows.iterrows(), dots, strict=True):
-        color, transform, y = colors[row["model"]], axes.get_yaxis_transform(), y + 1
-        label = f"{row['model']} − {row['against']}" if by == "model" else row["label"]
+    marks, label_above, y = set(), None, -1.0
+    for (_, row), runs in zip(rows.iterrows(), dots, strict=True):
+        color, transform, y = colors[row["arm"]], axes.get_yaxis_transform(), y + 1
+        label = contrast_of(row) if by == "arm" else row["label"]
         summary = percent(row["difference"], sign=True)
-        summary += "" if row["verdict"] == "one run" else f"  {verdict_words(row)}"
+        summary += f"  {row['verdict']}" if pd.notna(row["test"]) else ""
         if several or len(label + summary) > _LETTERS:  # the measure is named once, in a line of its own
-            if not several or row["measure"] != measure:
+            if not several or row["label"] != label_above:
                 axes.text(0, y - 0.32, label, transform=transform, fontsize=9, color=INK)
-                measure, y = row["measure"], y + 0.45
-            label = row["model"] if several else ""
+                label_above, y = row["label"], y + 0.45
+            label = row["arm"] if several else ""
         axes.text(0, y - 0.32, label, transform=transform, fontsize=9, color=MUTED if several else INK)
         axes.text(1, y - 0.32, summary, transform=transform, fontsize=8.5, ha="right", color=MUTED)
+        if pd.notna(row["margin"]):
+            margin = 100 * row["margin"]
+            axes.fill_betweenx([y - 0.22, y + 0.3], -margin, margin, color=GRID, alpha=0.8, linewidth=0)
+            marks.add("margin")
         axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
-        if len(seeds) > 1:
-            axes.plot(100 * seeds, [y + 0.16] * len(seeds), ".", color=color, alpha=0.55, markersize=5)
-            marks.add("seed")
+        if len(runs) > 1:
+            axes.plot(100 * runs, [y + 0.16] * len(runs), ".", color=color, alpha=0.55, markersize=5)
+            marks.add("run")
         axes.plot(100 * row["difference"], y, "o", color=color, markersize=6)
-        gain = (paper or {}).get((row["panel"], row["model"], row["against"]), math.nan)
-        for mark, x in (("chance", row["chance"] - row["base_value"]), ("paper", gain)):
+        gain = gains.get(paper_key(row), {}).get("CC12M", math.nan) / 100
+        chance = math.nan if pd.isna(row["chance"]) else row["chance"] - row["value_against"]
+        for mark, x in (("chance", chance), ("paper", gain)):
             if abs(100 * x) < reach:  # False for NaN
                 axes.plot(100 * x, y, linestyle="", clip_on=False, **_MARKS[mark][2])
                 marks.add(mark)
     axes.axvline(0, color=INK, linewidth=1)
-    axes.axvspan(-margin, margin, color=GRID, alpha=0.6, linewidth=0)
     axes.set_ylim(y + 0.4, -0.75)
     figure.set_figheight(0.75 + 0.47 * (y + 1))
     axes.set_xlim(-reach, reach)
@@ -129,11 +123,23 @@ def forest_chart(
     if drawn:
         handles = [Line2D([], [], linestyle="", **look, label=label) for label, _, look in drawn]
         figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
-    tested = rows["low"].notna().any()
-    bars = "lines are 95 % intervals over seeds" if tested else "one run each, so no interval"
+    bars = (
+        "lines are 95 % intervals over training runs" if is_tested(rows) else "one run each, so no interval"
+    )
     caption = "; ".join(["Differences in percentage points", bars, *(text for _, text, _ in drawn)])
-    band = f"grey band: ±{margin:g} point, within which differences count as equivalent."
-    return Chart(name, title, f"{caption}; {band}", figure)
+    return Chart(name, title, f"{caption}.", figure)
+
+
+def _paired_differences(results: Results, rows: pd.DataFrame) -> list[npt.NDArray[np.float64]]:
+    """Return for each row the differences of its pairs of runs; empty if its test is not paired."""
+    values = values_of(results.records).set_index(["measure", "model", "seed", "fold"])["value"].sort_index()
+    found = []
+    for _, row in rows.iterrows():
+        differences = pd.Series(dtype=float)
+        if row["test"] == "paired" and row["measure"] >= 0:
+            differences = values.loc[row["measure"], row["arm"]] - values.loc[row["measure"], row["against"]]
+        found.append(differences.dropna().to_numpy(float))
+    return found
 
 
 def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart | None:
@@ -148,10 +154,12 @@ def six_tasks_chart(results: Results) -> Chart | None:
     """Draw the paper's Figures 1 and 5: six tasks, each the mean over its sets."""
     frame = results.records
     averages = frame[(frame["task"] == SIX_TASKS) & (frame["metric"] == AVERAGE)]
-    parts = {panel: averages[averages["dataset"] == panel] for panel in PANELS}
-    rows = [(capitalized(panel), _widest(part)) for panel, part in parts.items() if len(part)]
-    caption = "Means over the sets of each task, in percent."
-    return _bar_chart(results, rows, "six_tasks", "Six tasks", caption)
+    parts = [averages[averages["dataset"] == panel] for panel in PANELS]
+    widest = [_widest(part) for part in parts if len(part)]
+    labels = measures_of(averages)["label"] if widest else []
+    rows = [(labels[part["measure"].iloc[0]], part) for part in widest]
+    title = "Six tasks" if len(rows) == len(PANELS) else f"{len(rows)} of the paper's six tasks"
+    return _bar_chart(results, rows, "six_tasks", title, "Means over the sets of each task, in percent.")
 
 
 def out_of_domain_chart(results: Results) -> Chart | None:
@@ -195,6 +203,7 @@ def pairs_chart(results: Results) -> Chart | None:
     circle = np.linspace(0, 2 * math.pi, 100)
     axes.plot(circle, [100 * chance] * 100, color=INK, linestyle=_DASHED, linewidth=1)
     axes.set_xticks(angles, names, fontsize=8)
+    axes.tick_params(axis="x", pad=12)
     axes.set_ylim(0, max(50, 110 * np.nanmax(table.to_numpy(float))))
     axes.spines["polar"].set_visible(False)
     axes.set_rlabel_position(180 / len(table))
@@ -277,7 +286,8 @@ def _first_models(results: Results, models: Iterable[str]) -> tuple[list[str], s
     are left out."""
     names = in_order(dict.fromkeys(models))
     if results.study:
-        first = [results.study["endpoints"]["primary"][side] for side in ("arm", "against")]
+        row = results.primary
+        first = [] if row is None else [row["arm"], row["against"]]
     else:
         first = [name for name in names if variant_in_name(name) in (BASELINE, TREATED)]
     chosen = sorted(names, key=lambda name: name not in first)[:_MAX_MODELS]
@@ -295,6 +305,7 @@ def _bar_chart(
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
+    has_sd = has_interval = has_chance = False
     for y, (_, frame) in enumerate(rows):
         values = values_of(frame)
         for i, model in enumerate(models):
@@ -304,12 +315,20 @@ def _bar_chart(
             axes.plot([low, high], [center, center], color=INK, linewidth=0.9)
             if not math.isnan(value):
                 end = (np.nanmax([value, high]), center)
-                axes.annotate(
-                    f"{value:.1f}", end, (3, 0), textcoords="offset points", va="center", fontsize=7.5
-                )
+                look: dict[str, Any] = {
+                    "textcoords": "offset points",
+                    "va": "center",
+                    "fontsize": 7.5,
+                    "zorder": 5,
+                }
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line of chance
+                axes.annotate(f"{value:.1f}", end, (4, 0), bbox=box, **look)
+        has_sd |= bool((values.groupby("model").size() > 1).any())
+        has_interval |= bool(values["low"].notna().any())
         if values["chance"].notna().any():
             chance = 100 * values["chance"].mean()
             axes.plot([chance, chance], [y - 0.45, y + 0.45], color=INK, linestyle=_DASHED, linewidth=1)
+            has_chance = True
     axes.set_yticks(range(len(rows)), [textwrap.fill(label, 24) for label, _ in rows])
     axes.invert_yaxis()
     axes.set_xlim(0)
@@ -317,7 +336,10 @@ def _bar_chart(
     axes.grid(False, axis="y")
     axes.set_xlabel("%")
     add_legend(figure, models, colors)
-    return Chart(name, title, f"{caption} {_WHISKERS}{cut}", figure)
+    whiskers = "± one standard deviation over training runs" if has_sd else "95 % interval over items"
+    notes = [f" Whiskers: {whiskers}."] if has_sd or has_interval else []
+    notes += [" Dashed: chance."] if has_chance else []
+    return Chart(name, title, f"{caption}{''.join(notes)}{cut}", figure)
 
 
 def _widest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -365,5 +387,6 @@ def _lines(axes: Axes, lines: Sequence[tuple[str, Line]], colors: dict[str, str]
             shared = model_lines[0][0][model_lines[0][0] <= min(x[-1] for x, _ in model_lines)]
             mean = np.mean([np.interp(shared, x, y) for x, y in model_lines], axis=0)
             axes.plot(shared, mean, color=color, linewidth=2)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel(label)

@@ -1,22 +1,31 @@
-"""Read result records into one table by measure, model and seed."""
+"""Read result records into one table by measure, model and seed, and test them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
-from diffclip.evaluation.records import MEASURE, RESULTS_FILE, load_records
-from diffclip.evaluation.statistics import MARGIN
-from diffclip.report.names import ASIDE, in_order, measure_label
+from diffclip.evaluation.records import RESULTS_FILE, load_records
+from diffclip.evaluation.verdicts import (
+    IDENTITY,
+    Contrast,
+    Endpoint,
+    Family,
+    compute_verdicts,
+    family_of,
+    measure_key,
+)
+from diffclip.report.names import ASIDE, in_order, is_share, measure_label, variant_in_name
 from diffclip.study.results import RUNS_FILE, STUDY_FILE, read_study_file, read_timing, saved_curves
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
+BASELINE, TREATED = "CLIP", "DiffCLIP"
 _HEADLINES = {
     "retrieval": ("image_retrieval_recall@5", "text_retrieval_recall@5"),
     "mmvp": ("pair_accuracy",),
@@ -37,16 +46,21 @@ class Results:
     Attributes:
         records: one row per record of the last checkpoint, with `measure` (one number per measure) added. Models that
             share a name have their run or file added to it, in brackets.
+        verdicts: the rows of `compute_verdicts`, with `measure` and `label` added: of a study the declared family, of
+            loose records a family per contrast with the headline measures.
         curves: one mapping per run as in `curves.jsonl`.
         runs: one row per run of a study; empty without one.
-        study: the resolved study, None without one.
+        study: the resolved study, None without one, with its `folder` and `family`.
         timing: step times by arm, measured while the arms take turns.
     """
 
     records: pd.DataFrame
+    verdicts: pd.DataFrame = field(default_factory=pd.DataFrame)
     curves: list[dict[str, Any]] = field(default_factory=list)
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     study: dict[str, Any] | None = None
+    folder: Path | None = None
+    family: Family | None = None
     timing: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -62,24 +76,26 @@ class Results:
         return dict(zip(rows["model"], rows["value"], strict=True))
 
     @property
-    def margin(self) -> float:
-        """The margin of equivalence that the study declares, else one point."""
-        return float(
-            (self.study or {"endpoints": {"primary": {}}})["endpoints"]["primary"].get("margin") or MARGIN
-        )
+    def has_several_seeds(self) -> bool:
+        """Tell whether a model has several training seeds."""
+        return len(self.records) > 0 and bool((self.records.groupby("model")["seed"].nunique() > 1).any())
 
     @property
-    def seeds(self) -> int:
-        """The largest number of training seeds of a model."""
-        return 0 if self.records.empty else int(self.records.groupby("model")["seed"].nunique().max())
+    def primary(self) -> pd.Series | None:
+        """The verdict of the study's primary endpoint."""
+        rows = self.verdicts[self.verdicts["primary"]] if len(self.verdicts) else self.verdicts
+        return rows.iloc[0] if len(rows) else None
 
 
-def read_results(paths: Sequence[str | Path]) -> Results:
-    """Read records from files and folders, and from folders also curves, runs and the study.
+def read_results(paths: Sequence[str | Path], against: str | None = None) -> Results:
+    """Read records from files and folders, and from folders also curves, runs and the study, and test them.
+
+    Args:
+        against: of loose records the baseline of every model.
 
     Raises:
-        InputError: a path does not exist, a file cannot be read, there is neither a record nor a step, or there are two
-            studies.
+        InputError: a path does not exist, a file cannot be read, there is neither a record nor a step, there are two
+            studies, or no model is called `against`.
     """
     sources = [Path(path) for path in paths]
     folders = [path for path in sources if path.is_dir()]
@@ -95,30 +111,125 @@ def read_results(paths: Sequence[str | Path]) -> Results:
         raise InputError(
             f"{names} has no records, and no run there has made its first step: train or evaluate first"
         )
-    results = results_of(records, curves)
     if not studies:
-        return results
-    study = studies[0]
-    runs = pd.DataFrame(read_lines(study / RUNS_FILE))
-    return replace(results, runs=runs, study=read_study_file(study), timing=read_timing(study))
+        return results_of(records, curves, against)
+    if against is not None:
+        raise InputError(f"--against {against}: {studies[0]} is a study, which declares its contrasts")
+    folder = studies[0]
+    study, runs = read_study_file(folder), pd.DataFrame(read_lines(folder / RUNS_FILE))
+    frame, family = _prepare(records), family_of(study)
+    if family.primary and family.primary.study and frame["study"].isna().all():
+        family = family.model_copy(
+            update={"primary": None}
+        )  # an endpoint of several studies, and this is one
+    if family.secondary is None:
+        family = family.model_copy(update={"secondary": tuple(_endpoints(frame, headlines(frame)))})
+    verdicts = compute_verdicts(frame, family, finished=not count_missing(study, runs, family))
+    facts = {"runs": runs, "study": study, "folder": folder, "family": family, "timing": read_timing(folder)}
+    return Results(frame, _with_labels(verdicts, frame), curves, **facts)
 
 
-def results_of(records: pd.DataFrame, curves: Sequence[dict[str, Any]] = ()) -> Results:
-    """Make `Results` from a table of records, as `load_records` returns it."""
-    frame = records[records["value"].notna()].copy()
-    frame["measure"] = frame.groupby(list(MEASURE), dropna=False, sort=False).ngroup()
+def results_of(
+    records: pd.DataFrame, curves: Sequence[dict[str, Any]] = (), against: str | None = None
+) -> Results:
+    """Make `Results` from a table of loose records, as `load_records` returns it: a family per contrast."""
+    frame = _prepare(records)
+    contrasts = loose_contrasts(frame["model"].unique(), against)
+    endpoints = tuple(_endpoints(frame, headlines(frame))) if contrasts else ()
+    parts = [
+        compute_verdicts(frame, Family(secondary=endpoints, contrasts=(contrast,))) for contrast in contrasts
+    ]
+    if not parts:
+        return Results(frame, curves=list(curves))
+    verdicts = pd.concat([part[part["verdict"] != "not measured"] for part in parts])
+    # by measure, so that the models of a measure stand together
+    order = verdicts.reset_index(names="place").sort_values("place", kind="stable").drop(columns="place")
+    return Results(frame, _with_labels(order.reset_index(drop=True), frame), list(curves))
+
+
+def loose_contrasts(models: Iterable[str], against: str | None = None) -> list[Contrast]:
+    """Choose the contrasts of loose records: each model against the CLIP of its size; without any CLIP, against the
+    first model."""
+    given = list(models)
+    names = in_order(given)
+    if against is not None and against not in names:
+        raise unknown_name("model --against", against, names)
+    if against is not None and len(names) == 1:
+        raise InputError(f"--against {against}: no other model is measured, so there is nothing to compare")
+    has_clip = any(variant_in_name(name) == BASELINE for name in names)
+    first = against if has_clip or against else next(iter(given), None)
+    pairs = [(name, first or clip_of(name, names)) for name in names]
+    return [(name, baseline) for name, baseline in pairs if baseline is not None and baseline != name]
+
+
+def clip_of(model: str, models: Sequence[str]) -> str | None:
+    """Find the CLIP of a model's size among `models`, else the only CLIP; None if there is none.
+
+    If there are several, or if a name contains a run or file in brackets, no other CLIP is known to be trained alike.
+    """
+    baselines = [name for name in models if variant_in_name(name) == BASELINE]
+    baseline = model.replace(variant_in_name(model), BASELINE)
+    if baseline in baselines:
+        return baseline
+    alone = len(baselines) == 1 and not any(name.endswith(")") for name in (model, *baselines))
+    return baselines[0] if alone else None
+
+
+def count_missing(study: dict[str, Any], runs: pd.DataFrame, family: Family) -> int:
+    """Count the runs of the family's arms that a study plans and that have not ended; 0 if no runs are listed."""
+    if runs.empty:
+        return 0
+    # an arm that runs at several rates has them in its name: CLIP@5e-4
+    ended = runs.loc[runs["group"] != "sweep", "arm"].str.partition("@")[0].value_counts()
+    named = {arm.partition("@")[0] for contrast in family.all_contrasts for arm in contrast}
+    missing = 0
+    for grid in (study["models"], study.get("ablations") or {"arms": {}}):
+        for arm in named & grid["arms"].keys():
+            rates = 1 if "lr" in grid["arms"][arm]["change"] else max(1, len(grid.get("lr") or ()))
+            planned = len(grid["seeds"]) * (study.get("folds") or 1) * rates
+            missing += max(0, planned - int(ended.get(arm, 0)))
+    return missing
+
+
+def _prepare(records: pd.DataFrame) -> pd.DataFrame:
+    """Keep the last checkpoint of each run, number the measures and make the names of models distinct."""
+    columns = list(dict.fromkeys([*records.columns, *IDENTITY, "fold"]))
+    frame = records[records["value"].notna()].reindex(columns=columns)
+    frame["measure"] = frame.groupby(list(IDENTITY), dropna=False, sort=False).ngroup()
     frame = _with_distinct_names(frame)
-    steps = frame.groupby(["measure", "model", "seed"], dropna=False)["steps"]
+    run = ["measure", "model", "seed", "fold"]
+    steps = frame.groupby(run, dropna=False)["steps"]
     frame = frame[frame["steps"].isna() | (frame["steps"] == steps.transform("max"))]
-    frame = frame.drop_duplicates(["measure", "model", "seed", "draw"], keep="last")
-    return Results(frame.reset_index(drop=True), list(curves))
+    return frame.drop_duplicates([*run, "draw"], keep="last").reset_index(drop=True)
+
+
+def _endpoints(frame: pd.DataFrame, measures: Sequence[int]) -> list[Endpoint]:
+    """Make endpoints of measures, without a margin."""
+    fields = frame.drop_duplicates("measure").set_index("measure")
+    keys = [measure_key(fields.loc[measure]) for measure in measures]
+    return [Endpoint(**dict(zip(IDENTITY, key, strict=True))) for key in keys]
+
+
+def _with_labels(verdicts: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """Add the number and the label of each row's measure; −1 for a measure that is derived from several studies."""
+    fields = measures_of(frame)
+    numbers = {measure_key(row): measure for measure, row in fields.to_dict("index").items()}
+    rows = verdicts.to_dict("records")
+    found = [numbers.get(measure_key(row), -1) for row in rows]
+    labels = [
+        measure_label(row) if measure < 0 else str(fields.loc[measure, "label"])
+        for measure, row in zip(found, rows, strict=True)
+    ]
+    return verdicts.assign(measure=found, label=labels, share=[is_share(row) for row in rows])
 
 
 def values_of(records: pd.DataFrame) -> pd.DataFrame:
-    """Average draws: one row per (measure, model, seed) with value, low, high, count, chance. Unknown seeds are −1."""
-    frame = records.assign(seed=records["seed"].fillna(-1).astype(int))
+    """Average draws: one row per (measure, model, seed, fold) with value, low, high, count, chance. Unknown seeds and
+    folds are −1."""
+    runs = {name: records[name].fillna(-1).astype(int) for name in ("seed", "fold")}
     return (
-        frame.groupby(["measure", "model", "seed"], sort=False)
+        records.assign(**runs)
+        .groupby(["measure", "model", "seed", "fold"], sort=False)
         .agg({"value": "mean", "low": "mean", "high": "mean", "count": "first", "chance": "first"})
         .reset_index()
     )
@@ -126,11 +237,11 @@ def values_of(records: pd.DataFrame) -> pd.DataFrame:
 
 def measures_of(records: pd.DataFrame) -> pd.DataFrame:
     """Make a table of the measures, indexed by `measure`: their fields and `label`, in the order of the records."""
-    columns = [*MEASURE, "chance"]
+    columns = [*IDENTITY, "chance"]
     measures = records.groupby("measure", sort=False)[columns].first()
     # `first` skips missing values, which is right for chance; the other fields are equal within a measure
     measures = measures.assign(label=[measure_label(row) for row in measures.to_dict("records")])
-    for name, words in (("split", ", {}"), ("templates", ", {:.0f} templates")):
+    for name, words in (("split", ", {}"), ("templates", ", {:.0f} templates"), ("study", ", {}")):
         several = measures.groupby("label")[name].transform(lambda own: own.nunique(dropna=False)) > 1
         unclear = several & measures[name].notna()
         measures["label"] = measures["label"].mask(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from diffclip.config import VARIANTS
-from diffclip.evaluation.averages import AVERAGE, OUT_OF_DOMAIN, SIX_TASKS
+from diffclip.config import ABLATIONS, VARIANTS
+from diffclip.evaluation.averages import OUT_OF_DOMAIN, SIX_TASKS
 
 DATASETS = {
     "caltech101": "Caltech-101",
@@ -87,6 +87,14 @@ _TASKS = {
     "sugarcrepe": "SugarCrepe",
     OUT_OF_DOMAIN: "out of domain",
 }
+_PANEL_METRICS = {
+    "linear probing": "accuracy",
+    "few-shot": "accuracy",
+    "image retrieval": "R@5",
+    "text retrieval": "R@5",
+    "zero-shot": "top-1",
+    "out of domain": "top-1",
+}
 _BARE = ("mechanics", "retrieval", "robustness", SIX_TASKS, "validation", "training", "cost")
 """Tasks that a label does not name, because the metric's own label is clear."""
 ASIDE = ("training", "cost")  # tasks without an evaluation set
@@ -94,27 +102,22 @@ _NOT_SHARES = (
     *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
     *("gradient_cosine", "sink_ratio", "sink_value_norm"),
 )
-_LOWER_IS_BETTER = ("attack_success", "background10", "deletion_auc", "drop", "local_lipschitz")
-_DESCRIBING = (
-    *("class_token", "effective_patches", "entropy", "map_correlation", "top10", "yes_ratio"),
-    *("gradient_cosine", "high_norm_share", "negative_weight", "sink_ratio", "sink_value_norm"),
-)
-"""Measures that only describe a model: neither larger nor smaller is better."""
+_ORDER = (*VARIANTS, *ABLATIONS)
 
 
 def in_order(models: Iterable[str]) -> list[str]:
-    """Sort models: CLIP, DiffCLIP, its variants, rivals, ablations, then others as they come."""
+    """Sort models: CLIP, DiffCLIP, its variants, ablations, then others as they come."""
     names = list(models)
-    ranks = {name: position for position, name in enumerate(VARIANTS)}
+    ranks = {name: position for position, name in enumerate(_ORDER)}
     return sorted(
         names, key=lambda name: (ranks.get(variant_in_name(name), len(ranks)), len(name), names.index(name))
     )
 
 
 def variant_in_name(model: str) -> str:
-    """Find the variant in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after other
+    """Find the variant or ablation in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after other
     words ("flickr8k_cpu-DiffCLIP", "CLIP-as-DiffCLIP"); return the whole name if there is none."""
-    fitting = [name for name in VARIANTS if re.search(rf"(^|-){re.escape(name)}($|[- ])", model)]
+    fitting = [name for name in _ORDER if re.search(rf"(^|-){re.escape(name)}($|[- ])", model)]
     return max(fitting, key=len, default=model)
 
 
@@ -128,9 +131,7 @@ def metric_label(row: Mapping[str, Any]) -> str:
     else:
         name = METRICS.get(base, base.replace("_", " "))
     task = str(row["task"])
-    if task == SIX_TASKS:
-        name = "" if base == AVERAGE else name
-    elif task in ("focus", "mmvp"):
+    if task in ("focus", "mmvp"):
         name = f"{_TASKS.get(task, task)}: {name}"
     elif task not in _BARE:
         name = f"{_TASKS.get(task, task)} {name}"
@@ -140,9 +141,13 @@ def metric_label(row: Mapping[str, Any]) -> str:
 
 
 def measure_label(row: Mapping[str, Any]) -> str:
-    """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "Out of domain"."""
+    """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "Few-shot accuracy, mean of 9 sets"."""
     if row["task"] == SIX_TASKS:
-        return ", ".join(filter(None, (capitalized(row["dataset"]), metric_label(row))))
+        name = f"{capitalized(row['dataset'])} {_PANEL_METRICS.get(row['dataset'], row['metric'])}"
+        sets = [_set_name(one) for one in row["of"] or ()] if isinstance(row.get("of"), (tuple, list)) else []
+        if len(sets) > 3:
+            return f"{name}, mean of {len(sets)} sets"
+        return f"{name}, {'mean of ' * (len(sets) > 1)}{' and '.join(sets)}" if sets else name
     parts = [metric_label(row)]
     if row["task"] not in ASIDE:
         parts.append(DATASETS.get(row["dataset"], str(row["dataset"])))
@@ -156,6 +161,12 @@ def measure_label(row: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def _set_name(name: str) -> str:
+    """Name a set of an average, which may have a split: "flickr8k, val"."""
+    dataset, comma, rest = name.partition(", ")
+    return DATASETS.get(dataset, dataset) + (f" ({rest})" if comma else "")
+
+
 def capitalized(name: str) -> str:
     """Capitalize the first letter, and leave all others as they are."""
     return name[:1].upper() + name[1:]
@@ -166,17 +177,14 @@ def is_share(row: Mapping[str, Any]) -> bool:
     return row["task"] != "cost" and row["metric"] not in _NOT_SHARES
 
 
-def direction(metric: str) -> int:
-    """Return 1 if a larger value of a metric is better, −1 if a smaller one is, 0 if neither is."""
-    return 0 if metric in _DESCRIBING else -1 if metric in _LOWER_IS_BETTER else 1
-
-
 def percent(value: float | None, share: bool = True, sign: bool = False) -> str:
-    """Write a fraction as "48.3" (percent), a number that is no share with two decimals, and None as a dash."""
+    """Write a fraction as "48.3" (percent), a number that is no share with two decimals, a count ("1,629,121"), or None
+    as a dash."""
     if value is None or pd.isna(value):
         return "–"
-    text = f"{100 * value if share else value:{'+' if sign else ''}.{1 if share else 2}f}"
-    return text.lstrip("+-") if float(text) == 0 else text.replace("-", "−")
+    digits = 1 if share else 0 if abs(value) >= 1000 else 2
+    text = f"{100 * value if share else value:{'+' if sign else ''},.{digits}f}"
+    return text.lstrip("+-") if not text.strip("+-0.") else text.replace("-", "−")
 
 
 def interval(low: float | None, high: float | None, share: bool = True, sign: bool = False) -> str:

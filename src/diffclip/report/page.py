@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
@@ -25,17 +25,15 @@ from diffclip.report import figures, tables
 from diffclip.report.compare import (
     ONE_RUN,
     baselines_of,
-    compare,
-    contrasts_of,
+    cautions,
+    contrast_of,
     headline,
-    is_one_run_each,
-    not_learned_note,
-    primary_of,
+    is_tested,
 )
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
-from diffclip.report.paper import cc12m_gains, claims_table, format_gains, paper_tables
-from diffclip.report.style import png_of, style, write_png
+from diffclip.report.paper import paper_tables
+from diffclip.report.style import png_of, style, write_figure
 from diffclip.report.tables import BRACKETS, Table, comparison_table
 from diffclip.training.run_folder import METRICS_FILE, Run, read_run, run_folders
 
@@ -62,11 +60,11 @@ class Section(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The content of a page: a headline, what no model learned, forest plots, one table, sections to unfold."""
+    """The content of a page: a headline, notes on the comparison, forest plots, one table, sections to unfold."""
 
     title: str
     headline: str
-    not_learned: str
+    notes: list[str]
     charts: list[Chart]
     table: Table | None
     sections: list[Section]
@@ -81,36 +79,32 @@ def build_report(
 
     If `printed`, the paper's tables also have the paper's own rows.
     """
-    records = results.records
-    primary, contrasts = primary_of(results), contrasts_of(results)
-    measures = headlines(records)
-    arms = pd.DataFrame()
-    if primary:
-        secondary = [measure for measure in measures if measure != primary[0]]
-        tasks = compare(results, [primary[0], *secondary], [primary[1]])
-        arms = compare(results, [primary[0]], contrasts)
-    else:
-        tasks = compare(results, measures, contrasts)
+    records, verdicts, primary = results.records, results.verdicts, results.primary
+    tasks, arms = verdicts, verdicts[:0]
+    if primary is not None:
+        is_pair = verdicts["arm"].eq(primary["arm"]) & verdicts["against"].eq(primary["against"])
+        tasks, arms = verdicts[is_pair], verdicts[verdicts["label"] == primary["label"]]
     charts: list[Chart | None] = []
     table = None
-    if len(tasks) and not is_one_run_each(tasks):
-        pairs = tasks[["model", "against"]].drop_duplicates()
-        name = " − ".join(pairs.iloc[0]) if len(pairs) == 1 else f"Models − {baselines_of(tasks)}"
-        charts.append(figures.forest_chart(results, tasks, f"{name} by task", paper=cc12m_gains()))
-        table = comparison_table(results, tasks, f"{name} by task", paper=format_gains())
+    if is_tested(tasks):
+        pairs = tasks[["arm", "against"]].drop_duplicates()
+        name = contrast_of(tasks.iloc[0]) if len(pairs) == 1 else f"Models − {baselines_of(tasks)}"
+        charts.append(figures.forest_chart(results, tasks, f"{name} by measure"))
+        table = comparison_table(results, tasks, f"{name} by measure")
     elif len(records):
+        measures = headlines(records)
         charts.append(figures.values_chart(results, measures, "Values"))
-        note = f"{ONE_RUN} {BRACKETS}" if len(tasks) or results.seeds < 2 else BRACKETS
-        table = tables.values_table(results, measures, "Values by task (%)", note, "comparison")
+        note = BRACKETS if results.has_several_seeds else f"{ONE_RUN} {BRACKETS}"
+        table = tables.values_table(results, measures, "Values by measure (%)", note, "comparison")
     sections = []
     if len(arms) > 1:
         heading = f"Arms: {arms['label'].iloc[0]}"
-        charts.append(figures.forest_chart(results, arms, heading, "arms", "model"))
-        table_of_arms = comparison_table(results, arms, heading, "model")
-        sections.append(Section("arms", "Arms and ablations", tables=[table_of_arms]))
-    claims = claims_table(results)
-    if claims and len(tasks):
-        sections.append(Section("claims", "The paper's claims", tables=[claims]))
+        charts.append(figures.forest_chart(results, arms, heading, "arms", "arm"))
+        arms_table = comparison_table(results, arms, heading, "arms", "arm")
+        sections.append(Section("arms", "Arms and ablations", tables=[arms_table]))
+    if len(verdicts) > max(len(tasks), len(arms)) and is_tested(verdicts):
+        every = comparison_table(results, verdicts, "Every declared comparison", "family")
+        sections.append(Section("family", "Every declared comparison", tables=[every]))
     paper_charts = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
     maps, of_paper = _make([tables.maps_table], results), paper_tables(results, printed)
@@ -128,12 +122,12 @@ def build_report(
         summary = ". ".join([section.title for section in folders[:3]] or results.models) + "."
         sections = [*folders, *sections]
     else:
-        summary, sections = headline(results, tasks), [*sections, *folders]
+        summary, sections = headline(results), [*sections, *folders]
     drawn_charts = [chart for chart in charts if chart]
     protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
     unique = [str(text) for text in dict.fromkeys(protocols) if text][:40]
-    unlearned = "" if records.empty else not_learned_note(results)
-    return Report(title or _title(results, paths), summary, unlearned, drawn_charts, table, sections, unique)
+    notes = cautions(results)
+    return Report(title or _title(results, paths), summary, notes, drawn_charts, table, sections, unique)
 
 
 def write_report(
@@ -182,34 +176,33 @@ def write_markdown(
     figure_folder = Path(folder) if folder else output.parent / "figures"
     written, images = [], []
     for chart in report.charts:
-        file = write_png(figure_folder / f"{output.stem}_{chart.name}.png", chart.figure)
+        file = write_figure(figure_folder / f"{output.stem}_{chart.name}.png", chart.figure)
         written.append(file)
         images.append(f"![{chart.title}]({Path(os.path.relpath(file, output.parent)).as_posix()})")
-    lines = [f"# {report.title}", "", f"{report.headline} {report.not_learned}".rstrip(), ""]
+    lines = [f"# {report.title}", "", report.headline, "", *(f"- {note}" for note in report.notes), ""]
     lines += [" ".join(images), "", report.charts[0].caption, ""] if images else []
     if report.table:
         lines += [report.table.to_markdown(), "", report.table.note, ""]
     for section in report.sections:
-        is_shown = section.name in ("arms", "claims") or (section.name == "maps" and section.open)
-        table = _drop_repeats(section.tables[0], report.table) if is_shown else None
-        if table is not None and len(table.frame):
-            lines += [f"## {section.title}", table.to_markdown(), ""]
+        if section.name in ("arms", "family") or (section.name == "maps" and section.open):
+            lines += [f"## {section.title}", "", section.tables[0].to_markdown(), ""]
     lines += [f"`{command}`"] if command else []
-    write_text(output, "\n".join(lines).rstrip() + "\n")
+    text = "\n".join(lines).rstrip()
+    write_text(output, re.sub(r"\n{3,}", "\n\n", text) + "\n")
     return [output, *written]
 
 
-def write_charts(folder: str | Path, report: Report) -> list[Path]:
-    """Write every figure of the report as PNG into `folder`, and return the files."""
+def write_charts(folder: str | Path, report: Report, kind: str = "png") -> list[Path]:
+    """Write every figure of the report into `folder`, as "png", "svg" or "pdf", and return the files."""
     charts = [*report.charts, *(chart for section in report.sections for chart in section.charts)]
-    return [write_png(Path(folder) / f"{chart.name}.png", chart.figure) for chart in charts]
+    return [write_figure(Path(folder) / f"{chart.name}.{kind}", chart.figure) for chart in charts]
 
 
 def write_tables(folder: str | Path, report: Report) -> list[Path]:
-    """Write the first table, arms, claims and the paper's tables as Markdown and LaTeX, and return the files."""
+    """Write the tables of verdicts and the paper's tables as Markdown and LaTeX, and return the files."""
     chosen = [report.table] if report.table else []
     for section in report.sections:
-        chosen += section.tables if section.name in ("arms", "claims", "paper") else []
+        chosen += section.tables if section.name in ("arms", "family", "paper") else []
     written = []
     for table in chosen:
         markdown = f"{table.title}\n\n{table.to_markdown()}\n\n{table.note}\n"
@@ -251,12 +244,21 @@ def run_facts(run: Run) -> dict[str, str]:
     start = run.starts[-1] if run.starts else {}
     for name in ("machine", "processes", "versions", "git", "data"):
         known = {key: value for key, value in (start.get(name) or {}).items() if value}
-        facts[name] = ", ".join(f"{key} {value}" for key, value in known.items())
+        facts[name] = ", ".join(f"{key} {_fact(key, value)}" for key, value in known.items())
     gpus = Counter(gpu.get("name", "GPU") for gpu in start.get("gpus") or [])
     facts["GPUs"] = ", ".join(f"{count} × {name}" for name, count in gpus.items())
     facts["command"] = str(start.get("command") or "")
     facts["starts"] = str(len(run.starts)) if len(run.starts) > 1 else ""
     return {name: text for name, text in facts.items() if text}
+
+
+def _fact(name: str, value: object) -> str:
+    """Write a value for people: lists without brackets, memory in GiB."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    if isinstance(value, int) and "memory" in name:
+        return f"{value / 2**30:.1f} GiB"
+    return str(value)
 
 
 def _title(results: Results, paths: Sequence[str | Path]) -> str:
@@ -265,14 +267,6 @@ def _title(results: Results, paths: Sequence[str | Path]) -> str:
     if len(paths) == 1 and (Path(paths[0]) / METRICS_FILE).is_file():
         return f"Run {Path(paths[0]).resolve().name}"
     return "CLIP and DiffCLIP"
-
-
-def _drop_repeats(table: Table, first: Table | None) -> Table:
-    """Leave out the claims that the first table already shows beside the paper's gains."""
-    if first is None or "claim" not in table.frame or "paper" not in first.frame:
-        return table
-    known = table.frame["claim"].eq(first.title.partition(" by ")[0])
-    return replace(table, frame=table.frame[~(known & table.frame["paper"].str.startswith("CC"))])
 
 
 def _make(makers: Sequence[Callable[[Results], Part | None]], results: Results) -> list[Part]:

@@ -1,38 +1,17 @@
-"""The paper's printed numbers, its tables with measured results, and its claims."""
+"""The paper's tables with measured results and, if wanted, its own rows."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from importlib.resources import files
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
-from diffclip.evaluation.statistics import with_verdicts
-from diffclip.report.compare import (
-    BASELINE,
-    TREATED,
-    clip_of,
-    compare,
-    is_one_run_each,
-    verdict_class,
-    verdict_text,
-)
 from diffclip.report.frame import Results, values_of
-from diffclip.report.names import DATASETS, in_order, interval, percent, variant_in_name
+from diffclip.report.names import DATASETS, in_order, percent
+from diffclip.report.printed import PRINTED, paper_numbers
 from diffclip.report.tables import Table
 
-# by panel of the figures: its printed table
-_PRINTED = {
-    "linear probing": "linear-probe",
-    "few-shot": "few-shot",
-    "image retrieval": "image-retrieval",
-    "text retrieval": "text-retrieval",
-    "zero-shot": "zero-shot",
-}
 # Tables 1 and 2: title, and the panel of each part
 _BY_SET = {
     "classification": (
@@ -49,114 +28,6 @@ _SPREAD = {
     "linear_probe_spread": ("Linear probing, mean ± sd (%)", "linear probing"),
     "few_shot_spread": ("Few-shot, mean ± sd (%)", "few-shot"),
 }
-
-
-@cache
-def paper_numbers() -> dict[str, Any]:
-    """Read the paper's numbers, with the place of each (`paper_numbers.json`).
-
-    `tables` has the rows of each table by its name. The `values`, `sds` and `gains` of a row are by set, with an
-    "average" (the value of the only set if no average is printed).
-    """
-    text = files("diffclip.report").joinpath("paper_numbers.json").read_text("utf-8")
-    paper: dict[str, Any] = json.loads(text)
-    for table in paper["tables"]:
-        for row in table["rows"]:
-            for key, average in (("values", "average"), ("sds", "average_sd"), ("gains", "average_gain")):
-                if numbers := row.get(key, []):
-                    numbers = [*numbers, row.get(average, numbers[0])]
-                row[key] = dict(zip([*table["sets"], "average"], numbers, strict=False))
-    paper["tables"] = {table["name"]: table["rows"] for table in paper["tables"]}
-    return paper
-
-
-@cache
-def paper_gains() -> dict[tuple[str, str, str], dict[str, float]]:
-    """Collect the paper's gains in points: (`panel` of `compare`, model, baseline) → pretraining → gain."""
-    gains: dict[tuple[str, str, str], dict[str, float]] = {}
-    for panel, name in _PRINTED.items():
-        for row in paper_numbers()["tables"][name]:
-            if row["gains"]:
-                panel_gains = gains.setdefault((panel, row["model"], BASELINE), {})
-                panel_gains[row["pretraining"]] = row["gains"]["average"]
-    for statement in paper_numbers()["statements"]:
-        key = (statement["panel"], statement["model"], statement["baseline"])
-        gains.setdefault(key, {}).setdefault(statement["pretraining"], statement["gain"])
-    pairs = {row["model"]: row["printed"] for row in paper_numbers()["pairs"]["rows"]}
-    gains[("mmvp", TREATED, BASELINE)] = {"CC12M": round(pairs[TREATED] - pairs[BASELINE], 1)}
-    return gains
-
-
-def cc12m_gains() -> dict[tuple[str, str, str], float]:
-    """Return the gains on CC12M as fractions for a forest plot, by the keys of `paper_gains`."""
-    return {key: gain["CC12M"] / 100 for key, gain in paper_gains().items() if "CC12M" in gain}
-
-
-def format_gains() -> dict[tuple[str, str, str], str]:
-    """Return the gains as "CC3M +1.0, CC12M +0.3", by the keys of `paper_gains`."""
-    return {
-        key: ", ".join(f"{corpus} {percent(gain / 100, sign=True)}" for corpus, gain in gains.items())
-        for key, gains in paper_gains().items()
-    }
-
-
-def claims_table(results: Results) -> Table | None:
-    """Test the paper's claims about its models: the gains of Sections 4.2 to 4.6, the parameters and the time.
-
-    The p-values of the gains are corrected together (Holm). None if nothing was measured.
-    """
-    sizes: dict[str, dict[str, str]] = {}
-    for model in results.models:
-        variant = variant_in_name(model)
-        sizes.setdefault(model.replace(variant, "", 1), {})[variant] = model
-    # the size that most models have
-    models = max(sizes.values(), key=len, default={})
-    claims = {}
-    for panel, model, baseline in paper_gains():
-        if panel == "mmvp":
-            measure = _measure(results, "mmvp", None, "pair_accuracy")
-        else:
-            measure = _measure(results, SIX_TASKS, panel, AVERAGE)
-        if measure is not None and {model, baseline} <= models.keys():
-            claims[measure, models[model], models[baseline]] = panel, model, baseline
-    measures = dict.fromkeys(measure for measure, _, _ in claims)
-    contrasts = dict.fromkeys((model, baseline) for _, model, baseline in claims)
-    gains = compare(results, list(measures), list(contrasts))
-    if len(gains):  # larger is better in all of them
-        frame = gains.set_index(["measure", "model", "against"], drop=False)
-        gains = with_verdicts(frame.loc[[key for key in claims if key in frame.index]].reset_index(drop=True))
-    rows, classes = [], []
-    for _, row in gains.iterrows():
-        panel, model, baseline = claims[row["measure"], row["model"], row["against"]]
-        task = "minimal pairs" if panel == "mmvp" else panel
-        numbers = percent(row["difference"], sign=True), interval(row["low"], row["high"], sign=True)
-        printed = format_gains()[panel, model, baseline]
-        rows.append([f"{model} − {baseline}", task, printed, *numbers, verdict_text(row)])
-        classes.append(verdict_class(row))
-    for name, printed, value, bounds in _costs(results, models):
-        rows.append([f"{TREATED} − {BASELINE}", name, printed, value, bounds, "–"])
-        classes.append("")
-    if not rows:
-        return None
-    table = pd.DataFrame(rows, columns=["claim", "task", "paper", "difference", "95 % interval", "verdict"])
-    note = (
-        "Paper: gains printed for ViT-B/16, one training run per model (Tables 1 and 2, Sections 4.3 to 4.6)."
-    )
-    if len(gains) and is_one_run_each(gains):
-        return Table("claims", "The paper's claims", table.drop(columns=["95 % interval", "verdict"]), note)
-    note += " p are corrected over this table (Holm)."
-    return Table("claims", "The paper's claims", table, note, classes)
-
-
-def _costs(results: Results, models: Mapping[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield how many more parameters and how much more time per step DiffCLIP needs than CLIP."""
-    parameters, treated, baseline = results.parameters, models.get(TREATED), models.get(BASELINE)
-    if treated in parameters and baseline in parameters:
-        yield "parameters", "+0.003 %", f"+{100 * (parameters[treated] / parameters[baseline] - 1):.4f} %", ""
-    if treated in results.timing:
-        ratio, low, high = (100 * (results.timing[treated][key] - 1) for key in ("ratio", "low", "high"))
-        bounds = f"{low:+.0f} to {high:+.0f} %".replace("-", "−")
-        yield "time per step", "negligible", f"{ratio:+.0f} %", bounds
 
 
 def paper_tables(results: Results, printed: bool = False) -> list[Table]:
@@ -182,7 +53,7 @@ def _by_set(results: Results, name: str, printed: bool) -> Table | None:
             continue
         measures["average"] = _measure(results, SIX_TASKS, panel, AVERAGE)
         rows += [[f"{row[0]}, {label}", *row[1:]] for row in _rows(results, measures)]
-        for row in paper_numbers()["tables"][_PRINTED[panel]] if printed else ():
+        for row in paper_numbers()["tables"][PRINTED[panel]] if printed else ():
             has_average = row["values"].keys() <= {*sets, "average"} and len(row["values"]) > 2
             cells = [_cell(row["values"].get(dataset), row["gains"].get(dataset)) for dataset in sets]
             average = _cell(row["values"]["average"], row["gains"].get("average")) if has_average else "–"
@@ -236,7 +107,7 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     sets = _sorted_sets(dataset for dataset, _ in cells)
     models = in_order(dict.fromkeys(frame["model"]))
     rows = [[model, *(cells.get((dataset, model), "–") for dataset in sets)] for model in models]
-    for row in paper_numbers()["tables"][f"{_PRINTED[panel]}-seeds"] if printed else ():
+    for row in paper_numbers()["tables"][f"{PRINTED[panel]}-seeds"] if printed else ():
         known = row["values"]
         numbers = [
             f"{known[dataset]:.1f} ± {row['sds'][dataset]:.1f}" if dataset in known else "–"
@@ -255,30 +126,21 @@ def _sorted_sets(sets: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(sets), key=lambda one: order.index(one) if one in order else len(order))
 
 
-def _measure(results: Results, task: str, dataset: str | None, metric: str) -> int | None:
+def _measure(results: Results, task: str, dataset: str, metric: str) -> int | None:
     """Find a measure; if several have this name, the one that most models have."""
     frame = results.records
-    rows = frame[(frame["task"] == task) & (frame["metric"] == metric) & frame["corruption"].isna()]
-    if dataset is not None:
-        rows = rows[rows["dataset"] == dataset]
+    rows = frame[(frame["task"] == task) & (frame["dataset"] == dataset) & (frame["metric"] == metric)]
+    rows = rows[rows["corruption"].isna()]
     return None if rows.empty else int(rows.groupby("measure")["model"].nunique().idxmax())
 
 
 def _rows(results: Results, measures: Mapping[str, int | None]) -> list[list[str]]:
-    """Write a row per model: the value of each measure, and in brackets its difference to CLIP."""
+    """Write a row per model: the value of each measure."""
     values = values_of(results.records)
     columns = [-1 if measure is None else measure for measure in measures.values()]
     means = values.pivot_table(index="model", columns="measure", values="value").reindex(columns=columns)
     means = means.dropna(how="all")
-    models = in_order(means.index)
-    rows = []
-    for model in models:
-        model_means = means.loc[model]
-        base = clip_of(model, models)
-        gains = model_means * float("nan") if base in (None, model) else model_means - means.loc[base]
-        cells = [_cell(100 * value, 100 * gain) for value, gain in zip(model_means, gains, strict=True)]
-        rows.append([model, *cells])
-    return rows
+    return [[model, *map(percent, means.loc[model])] for model in in_order(means.index)]
 
 
 def _cell(value: float | None, gain: float | None = None) -> str:
@@ -289,8 +151,8 @@ def _cell(value: float | None, gain: float | None = None) -> str:
 
 
 def _note(printed: bool) -> str:
-    note = "In brackets the difference to CLIP in points; whether it is real is in the first table."
-    if printed:
-        numbers = paper_numbers()
-        note += f" Rows marked (paper): {numbers['paper']}; {numbers['architecture']}."
-    return note
+    numbers = paper_numbers()
+    note = (
+        f"Rows marked (paper): {numbers['paper']}; {numbers['architecture']}; in brackets the gain over CLIP."
+    )
+    return note if printed else ""

@@ -6,20 +6,25 @@ The palette is Okabe and Ito's (jfly.uni-koeln.de/color).
 from __future__ import annotations
 
 import io
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from PIL import Image
 
-from diffclip.config import VARIANTS
 from diffclip.files import write_atomically
 from diffclip.report.names import variant_in_name
 
+COLORS = {
+    "CLIP": "#0072b2",
+    "DiffCLIP": "#d55e00",
+    "DiffCLIP-dynamic": "#009e73",
+    "DiffCLIP-vision": "#cc79a7",
+    "DiffCLIP-v2": "#5b4a9e",
+    "DiffCLIP-added": "#e69f00",
+}
 OTHERS = ("#6e7781", "#9a7350", "#4f8585", "#8d6b9c", "#728045", "#a9607c", "#5672a0", "#8a7400", "#56b4e9")
 INK, MUTED, GRID = "#24292f", "#6a737d", "#e3e6ea"
 WIDTH = 5.4
@@ -40,6 +45,8 @@ _RC: Any = {
     "axes.titlelocation": "left",
     "grid.color": GRID,
     "grid.linewidth": 0.8,
+    "pdf.fonttype": 42,  # TrueType: journals refuse Type 3
+    "svg.hashsalt": "diffclip",
 }
 
 
@@ -53,33 +60,32 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def colors_of(models: Sequence[str]) -> dict[str, str]:
-    """Choose a color for each model by the variant in its name."""
-    return dict(zip(models, choose_colors([variant_in_name(model) for model in models]), strict=True))
-
-
-def choose_colors(variants: Iterable[str]) -> list[str]:
-    """Choose colors: the variant's own at its first place, other colors at further places and for other names."""
-    chosen: list[str] = []
-    others = itertools.cycle(OTHERS)
-    for name in variants:
-        color = VARIANTS[name].color if name in VARIANTS else None
-        chosen.append(next(others) if color is None or color in chosen else color)
+    """Choose a color for each model: the variant's own for its first model, other colors for further models."""
+    chosen: dict[str, str] = {}
+    others = iter(OTHERS * (1 + len(models) // len(OTHERS)))
+    for model in models:
+        color = COLORS.get(variant_in_name(model))
+        chosen[model] = next(others) if color is None or color in chosen.values() else color
     return chosen
 
 
 def png_of(figure: Figure, dpi: int) -> bytes:
-    """Return a figure as a small PNG, in the 256 colors that fit it best."""
-    drawn, reduced = io.BytesIO(), io.BytesIO()
+    """Return a figure as a PNG in true colors."""
+    drawn = io.BytesIO()
     with style():
-        figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-    with Image.open(drawn) as image:
-        colors = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    colors.save(reduced, "PNG", optimize=True)
-    return reduced.getvalue()
+        options: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
+        figure.savefig(drawn, format="png", dpi=dpi, facecolor="white", **options)
+    return drawn.getvalue()
 
 
-def write_png(file: Path, figure: Figure) -> Path:
-    """Write a figure to a PNG file, whole or not at all; return the file."""
+def write_figure(file: Path, figure: Figure) -> Path:
+    """Write a figure whole or not at all, as PNG, SVG or PDF by the ending of the name; return the file."""
+    kind = file.suffix[1:]
     with write_atomically(file) as temporary:
-        temporary.write_bytes(png_of(figure, dpi=110))
+        if kind == "png":
+            temporary.write_bytes(png_of(figure, dpi=110))
+        else:
+            with style():  # without a date, so that equal figures are equal files
+                dates = {"Date": None} if kind == "svg" else {"CreationDate": None}
+                figure.savefig(temporary, format=kind, metadata=dates)
     return file

@@ -1,4 +1,5 @@
-"""Tables of strings, written as Markdown and LaTeX here, and as HTML by the page's template."""
+"""Tables of strings: verdicts, values, maps, runs. A table is one text everywhere: Markdown and LaTeX are written here,
+HTML by the page's template, and the terminal prints the same cells."""
 
 from __future__ import annotations
 
@@ -6,9 +7,17 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from diffclip.report.compare import ONE_RUN, is_one_run_each, seeds_text, verdict_class, verdict_text
+from diffclip.report.compare import (
+    ONE_RUN,
+    contrast_of,
+    is_tested,
+    runs_text,
+    verdict_class,
+    verdict_text,
+)
 from diffclip.report.frame import BY_LAYER, Results, measures_of, values_of
 from diffclip.report.names import capitalized, in_order, interval, is_share, p_text, percent
+from diffclip.report.printed import format_gain, paper_gains, paper_key
 
 _LATEX_ESCAPES = str.maketrans(
     {sign: rf"\{sign}" for sign in "%&_#${}"} | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"}
@@ -64,76 +73,77 @@ class Table:
 
 def comparison_table(
     results: Results,
-    comparisons: pd.DataFrame,
+    verdicts: pd.DataFrame,
     title: str,
+    name: str = "comparison",
     by: str = "label",
-    paper: dict[tuple[str, str, str], str] | None = None,
 ) -> Table:
-    """Make the first table: value, difference, interval, p, detectable difference and verdict, one row per comparison.
+    """Make a table of verdicts: values, difference, interval, p, runs and verdict, one row per comparison.
 
-    With one run per model the table has only values with their intervals over items.
+    Without any test the table has only values with their intervals over items.
 
     Args:
-        by: "label" for one row per measure, "model" for one row per arm (with both tests beside the pooled one).
-        paper: the paper's gains in words, by (`panel` of `compare`, model, baseline).
+        verdicts: rows of `results.verdicts`.
+        by: "label" for one row per measure, "arm" for one row per arm with its costs.
     """
-    if is_one_run_each(comparisons):
-        return values_table(results, list(comparisons["measure"].unique()), title, f"{ONE_RUN} {BRACKETS}")
-    one_pair = len(comparisons[["model", "against"]].drop_duplicates()) == 1
-    keys = [(row.panel, row.model, row.against) for row in comparisons.itertuples()]
-    gains = [(paper or {}).get(key, "–") for key in keys]
+    if not is_tested(verdicts):
+        measures = [measure for measure in verdicts["measure"].unique() if measure >= 0]
+        return values_table(results, measures, title, f"{ONE_RUN} {BRACKETS}", name)
+    one_pair = len(verdicts[["arm", "against"]].drop_duplicates()) == 1
+    one_baseline = verdicts["against"].nunique() == 1
+    gains = paper_gains()
     rows = []
-    for (_, row), gain in zip(comparisons.iterrows(), gains, strict=True):
+    for _, row in verdicts.iterrows():
         share = bool(row["share"])
-        if by == "model":
-            cells = {"arm − baseline": f"{row['model']} − {row['against']}"}
+        if by == "arm":
+            cells = {"arm − baseline": contrast_of(row)}
         else:
-            cells = {"task": row["label"]} | ({} if one_pair else {"model": row["model"]})
-        cells[row["model"] if one_pair else "value"] = percent(row["model_value"], share)
-        cells[row["against"] if one_pair else "baseline"] = percent(row["base_value"], share)
+            model = {"model": row["arm"] if one_baseline else contrast_of(row)}
+            cells = {"measure": row["label"]} | ({} if one_pair else model)
+        cells[row["arm"] if one_pair else "value"] = percent(row["value"], share)
+        cells[row["against"] if one_baseline else "baseline"] = percent(row["value_against"], share)
         if by == "label":
             cells["chance"] = percent(row["chance"], share)
         cells["difference"] = percent(row["difference"], share, sign=True)
         cells["95 % interval"] = interval(row["low"], row["high"], share, sign=True)
-        cells["p"] = p_text(row["p_holm"]) + (" (primary)" if row["primary"] else "")
-        if by == "model":
-            cells |= {"paired t": p_text(row["p_paired"]), "max-T": p_text(row["p_max_t"])}
-            cells |= _costs(results, row["model"], row["against"])
-        if comparisons["seeds"].nunique() > 1:
-            cells["seeds"] = str(row["seeds"])
-        cells["detectable"] = percent(row["detectable"], share)
-        if set(gains) != {"–"}:
-            cells["paper"] = gain
-        rows.append({**cells, "verdict": verdict_text(row)})
-    clause = " but for the primary endpoint, which is tested at 5 %" if comparisons["primary"].any() else ""
-    note = (
-        f"Shares in percent, differences in points; {seeds_text(comparisons)} training seeds, linear model value ~ arm "
-        "+ seed with pooled residual. Intervals and p are about other seeds, on the same test images. p: corrected "
-        f"over this table (Holm){clause}. Detectable: found with 80 % power."
-    )
-    if set(gains) != {"–"}:
-        note += " Paper: gains printed for ViT-B/16, one training run per model."
-    if by == "model":
-        note += (
-            " Beside it, uncorrected: the paired t test; and the max-T permutation over all arms, with the seeds that "
-            "all of them have. Parameters and step time are relative to the baseline's."
-        )
-    classes = [verdict_class(row) for _, row in comparisons.iterrows()]
-    return Table(
-        "arms" if by == "model" else "comparison", title, pd.DataFrame(rows).fillna("–"), note, classes
-    )
+        cells["p"] = p_text(row["p_corrected"]) + (" (primary)" if row["primary"] else "")
+        cells["runs"] = runs_text(row)
+        if by == "arm":
+            cells |= _costs(results, row["arm"], row["against"])
+        if gain := gains.get(paper_key(row)):
+            cells["paper"] = format_gain(gain)
+        rows.append(cells | {"verdict": verdict_text(row)})
+    table = pd.DataFrame(rows).fillna("–")
+    table = table[[*table.columns.drop("verdict"), "verdict"]]
+    classes = [verdict_class(row) for _, row in verdicts.iterrows()]
+    return Table(name, title, table, _comparison_note(verdicts, "paper" in table, by), classes)
 
 
 def _costs(results: Results, model: str, against: str) -> dict[str, str]:
     """Compare the parameters and the step time of a study's arms."""
     cells, parameters = {}, results.parameters
     if {model, against} <= parameters.keys():
-        cells["parameters"] = f"{100 * (parameters[model] / parameters[against] - 1):+.3f} %".replace(
-            "-", "−"
-        )
+        share = 100 * (parameters[model] / parameters[against] - 1)
+        cells["parameters"] = f"{share:+.3f} %".replace("-", "−")
     if {model, against} <= results.timing.keys():
         cells["step time"] = f"{results.timing[model]['ratio'] / results.timing[against]['ratio']:.2f}"
     return cells
+
+
+def _comparison_note(verdicts: pd.DataFrame, has_paper: bool, by: str) -> str:
+    """Say what the numbers of a table of verdicts are."""
+    tests, shares = set(verdicts["test"].dropna()), verdicts["share"].astype(bool)
+    words = {"paired": "a paired t test where runs are pairs", "welch": "Welch's t test over all runs"}
+    test = " and ".join(text for name, text in words.items() if name in tests)
+    note = "Shares in percent, differences in points. " if shares.any() else ""
+    note += f"Test: {test}, two-sided; intervals and p are about other training runs on the same test items. "
+    note += "p: corrected over the declared family (Holm)"
+    note += ", except the primary endpoint, tested at 5 %." if verdicts["primary"].any() else "."
+    if verdicts["pooled"].any():
+        note += " Pooled: one residual over all arms."
+    if has_paper:
+        note += " Paper: gain printed for ViT-B/16 on the same set, one training run per model."
+    return note + (" Parameters and step time are relative to the baseline's." if by == "arm" else "")
 
 
 def values_table(
