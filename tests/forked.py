@@ -1,4 +1,4 @@
-"""Start processes without importing torch first: they are forked from the server that starts a study's runs."""
+"""Start processes without importing torch first: they are forked from a server that has imported it."""
 
 import multiprocessing
 import os
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from diffclip.study.grid import PRELOADED
+PRELOADED = ("lightning", "open_clip", "torch.utils.tensorboard", "diffclip.cli.main", "diffclip.study.runs")
 
 
 def begin(
@@ -14,7 +14,7 @@ def begin(
 ) -> ForkServerProcess:
     """Call a module-level function in a process with this environment and `variables`; its output goes to `log`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["diffclip.cli.main", *PRELOADED])
+    context.set_forkserver_preload(list(PRELOADED))
     process = context.Process(target=_call, args=(log, {**os.environ, **variables}, function, arguments))
     process.start()
     return process

@@ -150,20 +150,6 @@ def test_missing_extra_is_named(command: str, module: str, group: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("command", "is_training"),
-    [("-- vlm train --stage 1", True), ("train a.yaml --dry-run", False), ("classify train a.png", False)],
-)
-def test_only_training_installs_early_stop_handlers(command: str, is_training: bool) -> None:
-    code = (
-        "from signal import *; from diffclip import cli\n"
-        "print({getsignal(number) == cli._stop_early for number in (SIGTERM, SIGINT, SIGUSR1)})"
-    )
-    command = [sys.executable, "-c", code, *command.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{ {is_training} }\n", done.stderr
-
-
-@pytest.mark.parametrize(
     ("shell", "code", "message"),
     [('"$@" | true', 0, ""), ('exec "$@" >&-', 0, ""), ('exec "$@" > /dev/full', 2, "No space left")],
 )

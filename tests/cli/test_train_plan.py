@@ -51,6 +51,11 @@ def test_dry_run_prints_the_plan_and_checks_the_data(place: Path) -> None:
     files = {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
     assert files == {"tiny.yaml", "train/0.tar", "train/1.tar", "val/0.tar"}
     # a plan for more GPUs than this machine has
+    words = dry_run("lr=0.5", "--devices", 2, "--nodes", 4, cwd=place).stdout.splitlines()[-1]
+    assert words == (
+        "MASTER_ADDR=… MASTER_PORT=29500 NODE_RANK=… diffclip train tiny.yaml lr=0.5 --run "
+        "runs/tiny-DiffCLIP-s0 --resume --devices 2 --nodes 4 --strategy auto"
+    )
     options = ["--json", "--devices", 2, "--nodes", 2, "--strategy", "fsdp", "--gpu", "h100"]
     plan = json.loads(dry_run(*options, cwd=place).stdout)
     assert (plan["world"], plan["strategy"], plan["share"], plan["steps"]) == (4, "fsdp", 2, 6)

@@ -12,9 +12,9 @@ from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.statistics import detectable
-from diffclip.study.place import Place, entries_of, unavailable_sets, usual_workers
 from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
 from diffclip.study.results import StudyFolder
+from diffclip.study.site import Site, entries_of, unavailable_sets, usual_workers
 from diffclip.study.spec import read_study
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import read_recipe
@@ -57,14 +57,14 @@ def test_sweep_chooses_settings_of_each_arm_by_the_mean_over_seeds(study_file, t
 
 def test_missing_set_without_a_download_is_left_out_of_the_suite(study_file, tmp_path: Path) -> None:
     study = read_study(study_file(models={**STUDY["models"], "suite": "study"}))
-    place, run = Place(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
+    site, run = Site(tmp_path, tmp_path, tmp_path, "cpu", 1, 1), grid_runs(study, {})[0]
     entries = entries_of(study, GROUPS)
-    assert unavailable_sets(study, place, entries) == ["oxford_pets3"]
-    measured = {entry.dataset for entry in place.entries(study, run)}
+    assert unavailable_sets(study, site, entries) == ["oxford_pets3"]
+    measured = {entry.dataset for entry in site.entries(study, run)}
     assert {entry.dataset for entry in entries} - measured == {"oxford_pets3"}
     (tmp_path / "oxford_pets3").mkdir()
-    assert not unavailable_sets(study, place, entries)
-    assert place.entries(study, run) == entries
+    assert not unavailable_sets(study, site, entries)
+    assert site.entries(study, run) == entries
 
 
 def test_finished_run_is_recognized_by_settings_not_by_data_folder(study_file, tmp_path) -> None:
@@ -72,9 +72,9 @@ def test_finished_run_is_recognized_by_settings_not_by_data_folder(study_file, t
     run = plan(study, {})[0][0]
     lines = {run.name: {"recipe": run.digest}}
     assert run.is_finished(lines)
-    place = Place(Path("/elsewhere"), tmp_path, tmp_path, "cpu", 1, 1)
+    site = Site(Path("/elsewhere"), tmp_path, tmp_path, "cpu", 1, 1)
     file = tmp_path / "recipe.yaml"
-    file.write_text(place.with_data(study, run.recipe).to_yaml())
+    file.write_text(site.with_data(study, run.recipe).to_yaml())
     assert read_recipe(file).data.train == "/elsewhere/flickr8k/train"
     for word in ("data.memory=true", "data.workers=2", "checkpoint_every=5", "micro_batch=8"):
         assert settings_digest(read_recipe(file, [word])) == run.digest
@@ -111,9 +111,10 @@ def test_memory_of_a_gpu_limits_the_number_of_workers(study_file, monkeypatch) -
     recipe = read_study(study_file()).recipes["DiffCLIP"]
     needed = plan_run(recipe)["memory"]["total"]
     gpu = SimpleNamespace(total_memory=3.5 * needed / 0.9)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
-    monkeypatch.setattr("diffclip.study.place.cores", lambda: 16)
-    assert (usual_workers("cuda", [recipe]), usual_workers("cpu", [recipe])) == (3, 1)
+    monkeypatch.setattr("diffclip.study.site.cores", lambda: 16)
+    assert (usual_workers("cuda", [recipe]), usual_workers("cpu", [recipe])) == (6, 1)
 
 
 def test_adding_a_run_recomputes_the_averages_of_all_runs(tmp_path: Path) -> None:
@@ -142,6 +143,7 @@ def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip
     options = ("--workers", 2, "--dry-run", "--pilot", tmp_path / "pilot", "models.seeds=[0,1,2,3,4,5]")
     ended = diffclip_study(file, *options)
     assert "1 of 12 runs are finished; the others take about 8 min, 2 at a time on cpu" in ended.stdout
+    assert "(at the speed of a laptop, 4 threads)" in ended.stdout
     assert "primary: DiffCLIP − CLIP, validation score, Flickr8k" in ended.stdout
     rows = [line.split() for line in ended.stdout.splitlines()]
     assert ["models", "CLIP", "brief", "0", "…", "5", "6", "1"] in rows
@@ -156,19 +158,19 @@ def test_dry_run_uses_the_sweeps_variance_until_two_arms_have_two_seeds(
     study_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = read_study(study_file(sweep={"lr": [1e-3], "weight_decay": [0.1], "seeds": [100, 101]}))
-    place = Place(tmp_path, tmp_path, tmp_path / "out", "cpu", 1, 1)
+    site = Site(tmp_path, tmp_path, tmp_path / "out", "cpu", 1, 1)
     for run, score in zip(sweep_runs(study), (0.40, 0.41, 0.42, 0.45), strict=True):
-        write_finished(place.output, run, score)
+        write_finished(site.output, run, score)
     fields = {"model": "CLIP", "weights": "", "seed": 0, "split": "val", "protocol": "", "count": 8}
     fields |= {"task": "validation", "dataset": "flickr8k", "metric": "score"}
-    write_records(place.output / "results.jsonl", [Record(**fields, value=0.4, low=None, high=None)])
-    runs = plan(study, StudyFolder(place.output).runs)[0][4:]
+    write_records(site.output / "results.jsonl", [Record(**fields, value=0.4, low=None, high=None)])
+    runs = plan(study, StudyFolder(site.output).runs)[0][4:]
     # finish both seeds of one arm, then those of the other
     for run, score in zip(runs[::2] + runs[1::2], (0.4, 0.4, 0.4, 0.44), strict=True):
-        show_plan(study, place, GROUPS, None)
+        show_plan(study, site, GROUPS, None)
         assert "runs vary by 2.24 points" in capsys.readouterr().out
-        write_finished(place.output, run, score)
-    show_plan(study, place, GROUPS, None)
+        write_finished(site.output, run, score)
+    show_plan(study, site, GROUPS, None)
     assert "runs vary by 2.00 points" in capsys.readouterr().out
 
 

@@ -139,7 +139,7 @@ def test_failed_run_is_reported_and_the_others_continue(
     log = tmp_path / "runs" / "models" / "CLIP-s0.log"
     log.mkdir(parents=True)
     with monkeypatch.context() as patch:
-        patch.setattr("diffclip.study.grid.time_arms", Mock(side_effect=DiffCLIPError("memory is short")))
+        patch.setattr("diffclip.study.runs.time_arms", Mock(side_effect=DiffCLIPError("memory is short")))
         ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))
     assert "step times not measured: memory is short\n" in ended.stderr
     assert ended.returncode == 1
@@ -163,8 +163,7 @@ def test_study_stops_after_its_minutes_and_prints_how_to_resume(study_file, diff
 
 
 def test_run_that_does_not_stop_in_time_is_killed(study_file, diffclip_study, monkeypatch) -> None:
-    monkeypatch.setattr("diffclip.study.grid._GRACE", -1.0)
-    monkeypatch.setattr("diffclip.study.grid._POLL", 0.01)
+    monkeypatch.setattr("diffclip.study.runs._GRACE", -1.0)
     ended = diffclip_study(study_file(change={"epochs": 100_000}, sweep=None), "--minutes", 0.1)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith("0 of 4 runs done, the same command goes on\n")
@@ -183,7 +182,7 @@ def test_killed_and_interrupted_study_resumes_to_the_same_results(
 ) -> None:
     file = study_file(change={"epochs": 4, "checkpoint_every": 1}, sweep=ONE_RATE)
     log, out, runs = tmp_path / "cut.log", tmp_path / "cut" / "out", tmp_path / "cut" / "runs"
-    monkeypatch.setattr("diffclip.study.grid._TIMING", {"cpu": 0.0})
+    monkeypatch.setattr("diffclip.study.runs._TIMING", {"cpu": 0.0})
 
     def words(name: str) -> list[str]:
         folders = {"--data": data, "--runs": tmp_path / name / "runs", "--output": tmp_path / name / "out"}

@@ -30,4 +30,5 @@ def write_finished(out: Path, planned: Planned, score: float | None, **facts: An
     line |= {"score": score, "diverged": None if score is not None else 7, "steps": 4, "seconds": 60.0}
     line |= {"suite_seconds": 30.0 if planned.suite else None, "recipe": planned.digest}
     line |= {"lr": planned.recipe.lr, "weight_decay": planned.recipe.weight_decay}
+    line |= {"device": "a laptop", "threads": 4}
     StudyFolder(out).add(line | facts, [], {"run": planned.name})

@@ -35,10 +35,10 @@ from diffclip.errors import DiffCLIPError, DivergedError, Fault, StoppedError
 from diffclip.sources.to_differential import to_differential
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
-from diffclip.training.launch import StopRequest
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.training.run import open_training_data
 from diffclip.training.run_folder import lock_folder, read_lines, read_starts
+from diffclip.training.stopping import StopRequest
 from diffclip.weights import save_weights
 
 # values that depend on the clock
@@ -458,7 +458,7 @@ def test_a_stop_signal_before_the_first_step_is_reported(recipe, tmp_path, monke
             patch.setattr(
                 runner, name, lambda *given, do=work, n=number: (do(*given), os.kill(os.getpid(), n))[0]
             )
-            message = "before its first step: run the command again with --resume"
+            message = "outside of the steps: run the command again with --resume"
             with pytest.raises(StoppedError, match=message) as error:
                 runner.train(recipe, run, resume=True)
         assert error.value.exit_code == 75

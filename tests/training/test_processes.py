@@ -20,7 +20,7 @@ from diffclip.data.shards import Shards
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe
-from diffclip.training.run_folder import read_lines
+from diffclip.training.run_folder import read_lines, read_starts
 
 
 def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[str]:
@@ -72,17 +72,22 @@ def alone(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_two_processes_train_like_one_and_a_killed_rank_ends_the_run(alone, recipe, tmp_path) -> None:
+def test_two_processes_train_like_one_and_start_again_once_if_one_is_killed(alone, recipe, tmp_path) -> None:
     run = tmp_path / "run"
-    process = start(changed(recipe, epochs=60), run)
-    wait_for(process, run, 16)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranks = [pid for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(ranks[1]), signal.SIGKILL)
+    process = start(changed(recipe, epochs=60), run, "--max-restarts", "1")
+    for steps in (7, 16):
+        wait_for(process, run, steps)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ranks = [int(pid) for pid in children if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(ranks[1], signal.SIGKILL)
+        while any(Path(f"/proc/{rank}").exists() for rank in ranks):
+            time.sleep(0.02)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 1, stderr
-    [line] = [line for line in stderr.splitlines() if line.startswith("diffclip: ")]
-    assert line == "diffclip: process 1 of 2 was killed by signal 9: go on with --resume"
+    killed = "diffclip: process 1 of 2 was killed by signal 9: go on with --resume"
+    lines = [line for line in stderr.splitlines() if line.startswith("diffclip: ")]
+    assert lines == [f"{killed}; restart 1 of 1", killed]
+    assert [begun["step"] for begun in read_starts(run)] == [0, 5]
     assert "Traceback" not in stderr
     assert "Warning" not in stderr
     assert_same_curve(alone, run)

@@ -138,7 +138,7 @@ def _leave(message: str, code: int) -> NoReturn:
     if "DIFFCLIP_LAUNCHED_BY" in os.environ:  # the launcher process prints the line
         from diffclip.training.launch import pass_last_line
 
-        pass_last_line(line)
+        pass_last_line(line, code)
     else:
         print(f"diffclip: {line or 'no command given: see diffclip --help'}", file=sys.stderr)
     sys.exit(code)

@@ -28,13 +28,15 @@ def study(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Runs at a time; default: 1 on a CPU, on a GPU what its memory and the cores allow."
+            min=1,
+            help="Runs at a time; default: 1 on a CPU, on GPUs what their memory and the cores allow, on a cluster "
+            "256. Runs are spread over the GPUs in CUDA_VISIBLE_DEVICES.",
         ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, help="CPU threads of each run; default: 1 if several run at a time, else all cores."
+            min=1, help="CPU threads of each run; default: the cores divided by the runs at a time."
         ),
     ] = None,
     minutes: Annotated[
@@ -46,6 +48,18 @@ def study(
         typer.Option(help="Group of runs: sweep, models or ablations; may be repeated. Default: all."),
     ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="The device.")] = "auto",
+    cluster: Annotated[
+        Literal["slurm"] | None,
+        typer.Option(
+            help="Make every run a job of this cluster's queue, which goes on if this command ends."
+        ),
+    ] = None,
+    slurm: Annotated[
+        str | None,
+        typer.Option(
+            help="With --cluster slurm: options of the jobs, as partition=main,gpus_per_node=1,timeout_min=240."
+        ),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints of finished runs.")] = False,
     dry_run: Annotated[
         bool,
@@ -67,7 +81,8 @@ def study(
     The sweep runs first and chooses learning rate and weight decay; models and ablations follow, seed by seed. Finished
     runs are not repeated, and a stopped run continues from its checkpoint.
 
-    Ctrl-C (exit code 130) and SIGTERM (exit code 75) save the current runs.
+    Ctrl-C (exit code 130) and SIGTERM (exit code 75) save the current runs. Jobs of a cluster go on: the same command
+    finds them, queues lost ones again, and collects the results.
     """
     from diffclip.training.recipe_file import find_recipe
 
@@ -76,13 +91,16 @@ def study(
     for group in only or ():
         if group not in _GROUPS:
             raise unknown_name("group of runs", group, _GROUPS)
+    if slurm is not None and cluster is None:
+        raise InputError("--slurm is for jobs of a cluster: add --cluster slurm, or leave --slurm out")
     find_recipe(recipe, "study_")
     import torch
 
-    from diffclip.study.grid import run_study
-    from diffclip.study.place import Place, check_place, entries_of, unavailable_sets, usual_workers
+    from diffclip.study.executors import Local, Slurm, parse_options
     from diffclip.study.plan import GROUPS
     from diffclip.study.results import RUNS_FILE
+    from diffclip.study.runs import run_study
+    from diffclip.study.site import Site, check_site, entries_of, unavailable_sets, usual_workers
     from diffclip.study.spec import read_study
     from diffclip.training.distributed import SLOW_BF16, is_slow
 
@@ -91,33 +109,43 @@ def study(
     resolved = read_study(recipe, changes or [])
     groups = [group for group in GROUPS if not only or group in only]
     name = Path(recipe).stem
-    chosen = pick_device(device).type
-    at_a_time = workers or usual_workers(chosen, resolved.recipes.values())
-    place = Place(
+    job_options = parse_options(slurm or "")
+    if cluster is None:
+        chosen = pick_device(device).type
+        at_a_time = workers or usual_workers(chosen, resolved.recipes.values())
+        threads = threads or max(1, torch.get_num_threads() // at_a_time)
+    else:  # this machine's devices are not those of the nodes
+        has_gpus = any("gpu" in f"{key}={value}" for key, value in job_options.items())
+        chosen = ("cuda" if has_gpus else "cpu") if device == "auto" else device
+        at_a_time = workers or 256
+        threads = threads or int(job_options.get("cpus_per_task", 1))
+    site = Site(
         data=data,
         runs=runs or Path("runs") / name,
         output=output or Path("benchmarks/results") / name,
         device=chosen,
         workers=at_a_time,
-        threads=threads or (1 if at_a_time > 1 else torch.get_num_threads()),
+        threads=threads,
         keep=keep,
+        cluster=cluster is not None,
     )
     if dry_run:
         require_group("report", "pandas", "scipy", "statsmodels")
         from diffclip.cli.study_plan import show_plan
 
-        show_plan(resolved, place, groups, pilot)
-    check_place(resolved, place, groups)
+        show_plan(resolved, site, groups, pilot)
+    check_site(resolved, site, groups)
     if any(is_slow(run_recipe.precision, chosen) for run_recipe in resolved.recipes.values()):
         say(SLOW_BF16)
-    for name in unavailable_sets(resolved, place, entries_of(resolved, groups)):
+    for name in unavailable_sets(resolved, site, entries_of(resolved, groups)):
         say(
-            f"diffclip: {name} is not in {place.data}, and no command downloads it: runs are measured without it"
+            f"diffclip: {name} is not in {site.data}, and no command downloads it: runs are measured without it"
         )
     if dry_run:
         return
     seconds = None if minutes is None else 60 * minutes
-    tally = run_study(resolved, place, say, groups, seconds)
+    executor = Slurm(site.runs, job_options, at_a_time) if cluster else Local(at_a_time, chosen)
+    tally = run_study(resolved, site, say, groups, seconds, executor)
     progress = f"{tally.done} of {tally.total} runs done"
     progress += "" if tally.done == tally.total else ", the same command goes on"
     if tally.failures:
@@ -131,6 +159,6 @@ def study(
         raise error
     if tally.signal:
         raise StoppedError(f"asked to stop: {progress}")
-    print(f"{place.output}: {progress}")
+    print(f"{site.output}: {progress}")
     if not tally.out_of_time:
-        print(shlex.join(["diffclip", "report", str(place.output)]))
+        print(shlex.join(["diffclip", "report", str(site.output)]))

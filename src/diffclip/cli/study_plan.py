@@ -12,17 +12,17 @@ from diffclip.evaluation.records import RESULTS_FILE, load_records
 from diffclip.evaluation.statistics import detectable, run_sd
 from diffclip.evaluation.verdicts import Family
 from diffclip.report.names import measure_label
-from diffclip.study.place import Place
 from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs
 from diffclip.study.results import StudyFolder
+from diffclip.study.site import Site
 from diffclip.study.spec import Group, Study
 from diffclip.training.logging import duration
 
 
-def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path | None) -> None:
+def show_plan(study: Study, site: Site, groups: Collection[Group], pilot: Path | None) -> None:
     """Print the runs by group and arm, the settings that the sweep chose, the estimated time left, and the power of
     the primary comparison."""
-    folder = StudyFolder(place.output)
+    folder = StudyFolder(site.output)
     folder.check(study)
     lines = folder.runs
     runs, chosen = plan(study, lines, groups)
@@ -43,13 +43,19 @@ def show_plan(study: Study, place: Place, groups: Collection[Group], pilot: Path
         print(f"runs to train again because their settings differ: {len(outdated)} ({names})")
     remaining = [run for run in runs if run.name not in finished]
     known = lines or ({} if pilot is None else StudyFolder(pilot).runs)
-    seconds = seconds_of_runs(known, remaining, place.workers)
-    at_a_time = f"{place.workers} at a time on {place.device}"
-    time = f"the others take about {duration(seconds)}, {at_a_time}" if seconds else "nothing is left to do"
-    if remaining and seconds is None:
+    seconds = seconds_of_runs(known, remaining, site.workers)
+    at_a_time = f"{site.workers} at a time on {site.device}"
+    if site.cluster:
+        at_a_time = f"{len(remaining)} jobs of SLURM, at most {min(site.workers, len(remaining))} at a time"
+    time = "nothing is left to do"
+    if seconds:
+        used = {(line["device"], line["threads"]) for line in known.values() if "device" in line}
+        devices = "; ".join(f"{device}, {threads} threads" for device, threads in sorted(used))
+        time = f"the others take about {duration(seconds)}, {at_a_time} (at the speed of {devices})"
+    elif remaining:
         time = f"no time estimate yet: it needs a finished run, or --pilot FOLDER ({at_a_time})"
     print(f"{len(finished)} of {len(runs)} runs are finished; {time}")
-    _show_power(study, grid_runs(study, chosen), [place.output, *([pilot] if pilot else [])])
+    _show_power(study, grid_runs(study, chosen), [site.output, *([pilot] if pilot else [])])
 
 
 def _span(seeds: pd.Series[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,8 +11,10 @@ import typer
 
 from diffclip.cli.console import Changes, say_skipped
 from diffclip.errors import InputError, require_report
+from diffclip.training.stopping import LAUNCHED_BY, die_with_parent, exit_on_signals
 
 
+@exit_on_signals()
 def train(
     recipe: Annotated[
         str | None,
@@ -43,6 +46,14 @@ def train(
             help="Number of nodes; each runs this command with MASTER_ADDR, MASTER_PORT and its NODE_RANK.",
         ),
     ] = 1,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How often the processes are started again, from the last checkpoint, after one was "
+            "killed or failed with code 1.",
+        ),
+    ] = 0,
     strategy: Annotated[
         Literal["auto", "ddp", "fsdp"],
         typer.Option(help="ddp: a whole model in each process; fsdp: the model is sharded; auto: ddp."),
@@ -65,6 +76,8 @@ def train(
 
     torchrun and srun may start the processes: torchrun --nproc-per-node 8 -m diffclip.cli train RECIPE -r FOLDER
     """
+    if LAUNCHED_BY in os.environ:
+        die_with_parent()
     from diffclip.training.recipe import read_recipe
 
     words = [word for word in (recipe, *(changes or [])) if word is not None]
@@ -90,11 +103,18 @@ def train(
         from diffclip.cli.train_plan import show_dry_run
 
         show_dry_run(resolved, run, resume, hardware, gpu or "a100-80gb", as_json)
+        if nodes > 1 and not as_json:
+            words = ["diffclip", "train", source, *words, "--run", str(run), "--resume"]
+            words += ["--devices", devices, "--nodes", str(nodes), "--strategy", strategy]
+            print(
+                "on each node, with MASTER_ADDR the address of node 0 and NODE_RANK the node's number from 0:\n"
+                f"MASTER_ADDR=… MASTER_PORT=29500 NODE_RANK=… {shlex.join(words)}"
+            )
         return
     require_report()
     hardware = hardware.resolved()
-    if hardware.world > 1 and launched_sizes() is None:  # nothing has started the processes yet
-        launch(hardware)
+    if (hardware.world > 1 or max_restarts) and launched_sizes() is None:
+        launch(hardware, max_restarts)
         return
     from diffclip.training.run import train as run_training
 

@@ -15,6 +15,7 @@ from diffclip.errors import InputError, require_group, require_report
 from diffclip.files import check_writable
 from diffclip.maps.view import check_encoding
 from diffclip.sources.load import pick_device
+from diffclip.training.stopping import exit_on_signals
 
 vlm = typer.Typer(
     help="Train a language model that sees through CLIP or DiffCLIP, and ask it.", no_args_is_help=True
@@ -28,6 +29,7 @@ def silence_transformers() -> None:
 
 
 @vlm.command("train")
+@exit_on_signals()
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's YAML file, or the name of a built-in recipe.")],
     stage: Annotated[

@@ -32,8 +32,8 @@ from diffclip.training.run_folder import (
 )
 
 if TYPE_CHECKING:
-    from diffclip.study.place import Place
     from diffclip.study.plan import Planned
+    from diffclip.study.site import Site
     from diffclip.study.spec import Study
     from diffclip.training.recipe import Recipe
 
@@ -109,15 +109,20 @@ def read_timing(folder: Path) -> dict[str, Any]:
 
 
 def describe_run(
-    run: Path, planned: Planned, study: Study, place: Place, measured: Mapping[str, Any]
+    run: Path,
+    planned: Planned,
+    study: Study,
+    site: Site,
+    diverged: int | None,
+    suite_seconds: float | None,
 ) -> tuple[Line, list[Record], Line]:
     """Read a finished run's folder: its line of runs.jsonl, its records, and its curves.
 
-    `measured` has `diverged` (the step, or None) and `suite_seconds`. `InputError` is raised if a file cannot be read,
+    `diverged` is the step, or None. `InputError` is raised if a file cannot be read,
     or if the run was never validated.
     """
     steps, validations = read_lines(run / METRICS_FILE), read_lines(run / VALIDATION_FILE)
-    starts, diverged = read_starts(run), measured["diverged"]
+    starts = read_starts(run)
     if not starts:
         raise InputError(f"{run / ABOUT_FILE} is missing or damaged: remove {run}, and the run is made again")
     scored = [row for row in validations if row.get("score") is not None]
@@ -134,13 +139,13 @@ def describe_run(
         "diverged": diverged,
         "steps": steps[-1]["step"] if steps else 0,
         "seconds": round(float(seconds.sum()), 2),
-        "suite_seconds": measured["suite_seconds"],
+        "suite_seconds": suite_seconds,
         "parameters": _count_parameters(planned.recipe),
         "step_seconds": float(np.median(seconds)) if steps else None,
         "peak_memory": starts[-1].get("ended", {}).get("peak_memory"),
-        "device": starts[-1]["gpus"][0]["name"] if place.device == "cuda" else starts[-1]["machine"]["cpu"],
-        "threads": place.threads,
-        "side_by_side": place.workers,
+        "device": starts[-1]["gpus"][0]["name"] if site.device == "cuda" else starts[-1]["machine"]["cpu"],
+        "threads": site.threads,
+        "side_by_side": 1 if site.cluster else site.workers,
         "recipe": planned.digest,
     }
     records: list[Record] = []

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.errors import DiffCLIPError
-from diffclip.training.launch import Hardware, StopRequest, pass_last_line
+from diffclip.training.launch import Hardware, pass_last_line
 from diffclip.training.optimizer import is_share, small_parameters
+from diffclip.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -230,7 +231,7 @@ def explain_lost_processes(fabric: Any) -> Iterator[None]:
             f"killed or ran out of memory ({' '.join(text.split())[:120]}): read that process's last message, and go "
             "on with --resume"
         )
-        pass_last_line(line, lost=True)
+        pass_last_line(line, DiffCLIPError.exit_code, lost=True)
         raise DiffCLIPError(line) from None
 
 

@@ -1,19 +1,16 @@
-"""The processes of a run, one per device: how many, who starts them, and how a signal or a failure ends them.
+"""The processes of a run, one per device: how many, and who starts them.
 
-`diffclip train --devices N` starts N processes and watches them, with the functions that `torchrun` is built on.
-`torchrun` and SLURM's `srun` start the processes themselves and set environment variables that say so.
+`diffclip train --devices N` starts N processes with the functions that `torchrun` is built on. `torchrun` and SLURM's
+`srun` start the processes themselves and set environment variables that say so.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
 import signal
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,14 +20,9 @@ from typing import Any, Literal
 import torch
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
+from diffclip.training.stopping import LAUNCHED_BY, STOP_SIGNALS
 
-LAUNCHED_BY = "DIFFCLIP_LAUNCHED_BY"
-"""The environment variable with the id of the process that started this one with `launch`."""
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# seconds that processes have to save after a signal to stop
-_SAVE_SECONDS = 300
-_SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
+_SAVE_SECONDS = 300  # that processes have to save after a signal to stop
 
 
 @dataclass(frozen=True)
@@ -96,110 +88,94 @@ def launched_sizes() -> tuple[int, int] | None:
     return None
 
 
-def launch(hardware: Hardware) -> None:
-    """Run this program's own command in one process per device of this node, and wait for all processes.
+def launch(hardware: Hardware, max_restarts: int = 0) -> None:
+    """Run this program's own command in one process per device of this node, as `torchrun` does, and wait for the end.
 
     A signal to stop is passed on to all processes, which then have five minutes to save. If one process fails, the
-    others are ended, and its line and exit code are raised as `DiffCLIPError`.
+    others are ended. If it was killed or ended with code 1, all are started again from the last checkpoint, up to
+    `max_restarts` times. The line and exit code of the process that failed first are raised as `DiffCLIPError`.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # its handlers raise at any point, and a second signal would cut the saving short
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
-    ranks = range(int(hardware.devices))
-    with TemporaryDirectory(prefix="diffclip-") as folder, StopRequest(Path(folder)) as stop:
-        stop.saves = True
-        context = start_processes(
-            "train",
-            sys.executable,
-            args={rank: tuple(sys.orig_argv[1:]) for rank in ranks},
-            envs={rank: _environment(hardware, rank) for rank in ranks},
-            logs_specs=DefaultLogsSpecs(folder),
-        )
-        while (result := context.wait(timeout=0.2, period=0.2)) is None and not stop.asked:
-            pass
-        if result is None:
-            context.close(signal.Signals(stop.asked), timeout=_SAVE_SECONDS)
-            result = context.wait(0)
-    if result is None or not result.failures:
-        return
-    first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-    line = first.error_file_data.get("line")
-    code = first.exitcode
-    ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    error = DiffCLIPError(line or f"process {first.local_rank} of {len(ranks)} {ending}: go on with --resume")
-    error.exit_code = max(1, code)
-    raise error
+    threads = max(1, torch.get_num_threads() // int(hardware.devices))
+    defaults = {"OMP_NUM_THREADS": str(threads), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SAVE_SECONDS)}
+    os.environ |= defaults | os.environ
+    logging.disable(logging.ERROR)  # torch would repeat the line in a table
+    command = sys.orig_argv[1:]
+    for attempt in range(max_restarts + 1):
+        failure = _run_processes(hardware, command, attempt)
+        if failure is None:
+            return
+        if attempt == max_restarts or failure.exit_code in (InputError.exit_code, StoppedError.exit_code):
+            raise failure
+        print(f"diffclip: {failure}; restart {attempt + 1} of {max_restarts}", file=sys.stderr)
+        command = command if "--resume" in command else [*command, "--resume"]
 
 
-def _environment(hardware: Hardware, rank: int) -> dict[str, str]:
-    """The variables of `torchrun` for process `rank` of this node."""
+def _run_processes(hardware: Hardware, command: list[str], attempt: int) -> DiffCLIPError | None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.utils.distributed import get_free_port
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    devices, node = int(hardware.devices), int(os.environ.get("NODE_RANK", "0"))
-    threads = os.environ.get("OMP_NUM_THREADS") or max(1, torch.get_num_threads() // devices)
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")  # the process inherits it
-    os.environ.setdefault("MASTER_PORT", str(get_free_port()))  # type: ignore[no-untyped-call]
-    variables = {
-        "RANK": node * devices + rank,
-        "LOCAL_RANK": rank,
-        "GROUP_RANK": node,
-        "WORLD_SIZE": hardware.world,
-        "LOCAL_WORLD_SIZE": devices,
-        "OMP_NUM_THREADS": threads,
-        "TORCHELASTIC_RUN_ID": "diffclip",
-        LAUNCHED_BY: os.getpid(),
-    }
-    return {name: str(value) for name, value in variables.items()}
+    def stop(number: int, frame: FrameType | None) -> None:
+        for name in STOP_SIGNALS:  # a second signal must not cut the saving short
+            signal.signal(name, signal.SIG_IGN)
+        raise SignalException("asked to stop", signal.Signals(number))
+
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    # another port for each attempt, because the store of the last one may still be open
+    port = attempt + int(os.environ.get("MASTER_PORT") or get_free_port())  # type: ignore[no-untyped-call]
+    with TemporaryDirectory(prefix="diffclip-") as folder:
+        config = LaunchConfig(
+            min_nodes=hardware.nodes,
+            max_nodes=hardware.nodes,
+            nproc_per_node=int(hardware.devices),
+            run_id="diffclip",  # the same on all nodes
+            rdzv_backend="static",
+            rdzv_endpoint=f"{address}:{port}",
+            rdzv_configs={"rank": int(os.environ.get("NODE_RANK", "0"))},
+            max_restarts=0,  # torch would also restart after bad input and after a saved stop
+            logs_specs=DefaultLogsSpecs(folder),
+            signals_to_handle="",  # torch's handlers would raise again at a second signal
+        )
+        for name in STOP_SIGNALS:
+            signal.signal(name, stop)
+        os.environ[LAUNCHED_BY] = str(os.getpid())  # inherited by the processes
+        try:
+            elastic_launch(config, sys.executable)(*command)
+        except SignalException:
+            return _first_failure(Path(folder), [], hardware)
+        except ChildFailedError as error:
+            return _first_failure(Path(folder), list(error.failures.values()), hardware)
+        finally:
+            del os.environ[LAUNCHED_BY]
+    return None
 
 
-def pass_last_line(line: str, lost: bool = False) -> None:
-    """Pass the last line of this process to the process that launched it, if there is one.
+def _first_failure(folder: Path, failures: list[Any], hardware: Hardware) -> DiffCLIPError:
+    """Return the error of the process that failed first: from the lines that processes left below `folder`, and torch's
+    `failures`. A process that lost contact, or that torch ended (SIGTERM), has failed because of another one."""
+    files = sorted(folder.rglob("error.json"), key=lambda file: file.stat().st_mtime_ns)
+    words = sorted(
+        (json.loads(file.read_text("utf-8")) for file in files), key=lambda word: bool(word["lost"])
+    )
+    silent = [x for x in failures if "line" not in x.error_file_data and x.exitcode != -signal.SIGTERM]
+    if words and not (words[0]["lost"] and silent):
+        line, code = words[0]["line"], words[0]["code"]
+    elif silent:
+        rank, code = silent[0].local_rank, silent[0].exitcode
+        ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        line = f"process {rank} of {hardware.devices} {ending}: go on with --resume"
+    else:
+        return StoppedError("asked to stop outside of the steps: run the command again with --resume")
+    error = DiffCLIPError(line)
+    error.exit_code = max(1, code)
+    return error
 
-    `lost` means that another process failed first: a later timestamp makes `launch` show that process's line.
-    """
-    if LAUNCHED_BY not in os.environ or _ERROR_FILE not in os.environ:
-        return
-    file = Path(os.environ[_ERROR_FILE])
-    if not file.exists():
-        word = {"message": line, "line": line, "timestamp": time.time() + (3600 if lost else 0)}
-        file.write_text(json.dumps(word), encoding="utf-8")
 
-
-def die_with_parent() -> None:
-    """On Linux, have this process killed when its parent process ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_OF_DEAD_PARENT, signal.SIGKILL)
-
-
-class StopRequest:
-    """Turn SIGTERM, SIGUSR1 (SLURM's `--signal`) and Ctrl-C into a request to save and stop, within a `with` block.
-
-    A signal sets `asked` to its number, which the loop checks between two steps. Until `saves` is set, the signal also
-    raises `StoppedError`. Ctrl-C after an earlier signal raises `KeyboardInterrupt`. Outside the main thread, where
-    Python handles no signals, `asked` stays 0.
-    """
-
-    def __init__(self, run: Path) -> None:
-        self.asked, self.saves, self._run = 0, False, run
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in _STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.asked:
-            raise KeyboardInterrupt
-        # set first: code that reads an image or a file may take the error below for damage
-        self.asked = self.asked or number
-        if not self.saves:
-            raise StoppedError(
-                f"{self._run}: asked to stop before its first step: run the command again with --resume"
-            )
+def pass_last_line(line: str, code: int, lost: bool = False) -> None:
+    """Pass the last line and the exit code of this process to the process that launched it, if there is one. `lost`
+    means that another process failed first, whose line matters more."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if LAUNCHED_BY in os.environ and file and not Path(file).exists():
+        word = {"message": line, "line": line, "code": code, "lost": lost}
+        Path(file).write_text(json.dumps(word), encoding="utf-8")

@@ -23,10 +23,10 @@ from diffclip.preprocess import normalize
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.checkpoint import RunProgress, save_checkpoint
 from diffclip.training.distributed import agreed_batches, clip_gradients, gather, means, raised_by_all
-from diffclip.training.launch import StopRequest
 from diffclip.training.losses import accuracy_within, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, learning_rate
 from diffclip.training.recipe import Recipe
+from diffclip.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from diffclip.data.loader import CaptionLoader

@@ -3,7 +3,6 @@ from saved weights or from a checkpoint), claims the folder, and makes the steps
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from contextlib import ExitStack, closing, nullcontext
@@ -41,7 +40,7 @@ from diffclip.training.distributed import (
     run_on_all,
     run_on_first,
 )
-from diffclip.training.launch import LAUNCHED_BY, Hardware, StopRequest, die_with_parent
+from diffclip.training.launch import Hardware
 from diffclip.training.logging import RunLogger
 from diffclip.training.loop import Trainer
 from diffclip.training.optimizer import make_optimizer
@@ -53,6 +52,7 @@ from diffclip.training.run_folder import (
     is_started,
     lock_folder,
 )
+from diffclip.training.stopping import StopRequest
 from diffclip.training.validation import validate
 from diffclip.weights import check_fit, check_same, load_weights
 
@@ -81,8 +81,6 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
     """
     require_group("train", "lightning")
     hardware = (hardware or Hardware()).resolved()
-    if LAUNCHED_BY in os.environ:
-        die_with_parent()
     precision = recipe.precision
     if precision == "auto" and resume and (run / RECIPE_FILE).is_file():
         precision = read_recipe(run / RECIPE_FILE).precision  # as resolved when the run started

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from diffclip.files import write_atomically
 from diffclip.scenes.captions import write_captions
 from diffclip.scenes.questions import TOPICS
-from diffclip.training.launch import StopRequest
+from diffclip.training.stopping import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn
 from diffclip.vlm.scenes import color_turn, count_things, describe, lay_out_scene, open_turn, yes_no_turns

@@ -16,8 +16,8 @@ import torch
 
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.training.distributed import has_bf16, native_precision
-from diffclip.training.launch import StopRequest
 from diffclip.training.run_folder import RECIPE_FILE
+from diffclip.training.stopping import StopRequest
 from diffclip.vlm.chat import TEMPLATES, image_tokens
 from diffclip.vlm.dataset import ConversationSet, GroupedOrder, open_conversations
 from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm

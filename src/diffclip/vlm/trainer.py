@@ -20,9 +20,9 @@ from transformers.trainer_callback import PrinterCallback
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import explain_disk_errors
 from diffclip.training.distributed import raised_by_all
-from diffclip.training.launch import StopRequest
 from diffclip.training.logging import LastSteps, drop_records_after, duration, pace
 from diffclip.training.run_folder import METRICS_FILE
+from diffclip.training.stopping import StopRequest
 from diffclip.vlm.dataset import GroupedOrder, collate
 from diffclip.vlm.run_folder import checkpoints
 

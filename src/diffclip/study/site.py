@@ -1,4 +1,4 @@
-"""The place of a study's runs: folders, device and workers, what is missing there, and what can be measured."""
+"""The site of a study's runs: folders, device and workers, what is missing there, and what can be measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import InputError, require_group
 from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
+from diffclip.study.executors import visible_gpus
 from diffclip.study.folds import fold_split
+from diffclip.study.job import Job
 from diffclip.study.plan import GROUPS, Planned
 from diffclip.study.results import RUNS_FILE
 from diffclip.study.spec import Group, Study
@@ -26,9 +28,10 @@ _MAX_PER_GPU = 14  # maximum of runs that share a GPU: a small model leaves most
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """The folders of the published sets (`data`), of the runs and of the results (`output`). Up to `workers` runs share
-    the `device` ("cpu" or "cuda"), with `threads` each. `keep` keeps the checkpoints of finished runs."""
+    the `device` ("cpu" or "cuda"), with `threads` each. `keep` keeps the checkpoints of finished runs. On a `cluster`
+    each run is a job on some node."""
 
     data: Path
     runs: Path
@@ -37,6 +40,7 @@ class Place:
     workers: int
     threads: int
     keep: bool = False
+    cluster: bool = False
 
     def sets(self, study: Study) -> Path:
         """Return the folder of the sets that the study is measured with."""
@@ -47,7 +51,7 @@ class Place:
         return self.runs / f"folds-{study.folds}" / study.data
 
     def with_data(self, study: Study, recipe: Recipe) -> Recipe:
-        """Return the recipe of a run with the data of this place."""
+        """Return the recipe of a run with the data of this site."""
         folder = self.sets(study) / study.data
         data: dict[str, Any] = {split: str(folder / split) for split in ("train", "val")}
         if study.folds is not None:
@@ -64,22 +68,35 @@ class Place:
         held_out = {"dataset": str(self.folds(study)), "splits": (fold_split(planned.fold),)}
         return [replace(entry, **held_out) if entry.dataset == study.data else entry for entry in entries]
 
+    def job(self, study: Study, planned: Planned) -> Job:
+        """Return the job of a run."""
+        return Job(
+            run=self.runs / planned.name,
+            recipe=self.with_data(study, planned.recipe),
+            entries=self.entries(study, planned),
+            sets=self.sets(study),
+            device=self.device,
+            threads=self.threads,
+            digest=planned.digest,
+        )
+
 
 def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
-    """Return how many runs of `recipes` suit a device: one on a CPU; on a GPU, what its memory and the cores allow."""
+    """Return how many runs of `recipes` suit a device: one on a CPU; on GPUs, what their memory and the cores allow."""
     if device != "cuda":
         return 1
     memory = 0.9 * torch.cuda.get_device_properties(0).total_memory
     needed = max(plan_run(recipe)["memory"]["total"] for recipe in recipes)
-    return max(1, min(cores() - 2, _MAX_PER_GPU, int(memory // needed)))
+    per_gpu = max(1, min(_MAX_PER_GPU, int(memory // needed)))
+    return max(1, min(cores() - 2, per_gpu * len(visible_gpus())))
 
 
-def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) -> None:
+def check_site(study: Study, site: Site, groups: Collection[Group] = GROUPS) -> None:
     """Check that the runs of `groups` can be done, without writing or drawing anything. `InputError` names a missing
     package, all missing data, or a folder that cannot be used."""
     require_group("train", "lightning", "tensorboard")
-    check_writable(place.runs / ".lock")
-    check_writable(place.output / RUNS_FILE)
+    check_writable(site.runs / ".lock")
+    check_writable(site.output / RUNS_FILE)
     entries = entries_of(study, groups)
     if study.scenes is not None:
         foreign = dict.fromkeys(entry.dataset for entry in entries if entry.dataset in PUBLISHED)
@@ -90,19 +107,19 @@ def check_place(study: Study, place: Place, groups: Collection[Group] = GROUPS) 
         return
     if study.folds is not None:
         entries = [entry for entry in entries if entry.dataset != study.data]
-    needed = missing_of(entries, place.data).items()
+    needed = missing_of(entries, site.data).items()
     missing = [f"{name}, {advice}" for name, advice in needed if name in PUBLISHED]
     for split in ("train", "val") if study.folds is None else ("train",):
-        if not (folder := place.data / study.data / split).exists():
+        if not (folder := site.data / study.data / split).exists():
             missing.append(f"{folder}, the {split} split of the study's data")
     if missing:
-        raise InputError(f"missing in {place.data}: {'; '.join(missing)}")
+        raise InputError(f"missing in {site.data}: {'; '.join(missing)}")
 
 
-def unavailable_sets(study: Study, place: Place, entries: Iterable[Entry]) -> list[str]:
+def unavailable_sets(study: Study, site: Site, entries: Iterable[Entry]) -> list[str]:
     """List the sets of `entries` that the evaluation leaves out: they are not in `data`, and no command downloads
     them."""
-    missing = {} if study.scenes else missing_of(entries, place.data)
+    missing = {} if study.scenes else missing_of(entries, site.data)
     return [name for name in missing if name not in PUBLISHED]
 
 

@@ -1,0 +1,173 @@
+"""What starts the jobs of a study: this machine, with a GPU for each job, or SLURM through submitit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from diffclip.errors import InputError, require_group
+from diffclip.study.job import Job, run_job_on_cluster
+from diffclip.training.stopping import die_with_parent
+
+
+class Executor(Protocol):
+    """Starts jobs and says which of them have not ended. Whether a job succeeded is in its own file."""
+
+    pause: float  # seconds between two questions
+
+    def free(self) -> int:
+        """Return how many more jobs can be started now."""
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Start jobs whose files are written."""
+
+    def live(self) -> set[str]:
+        """Return the names of the jobs that wait or run, also of those that an earlier call started."""
+
+    def stop(self, kill: bool) -> bool:
+        """Ask the jobs to save and stop, or kill them; return False if they go on without this process."""
+
+
+def name_of(job: Job) -> str:
+    """Return the name of a job's run: its folder below the folder of the runs."""
+    return "/".join(job.run.parts[-2:])
+
+
+def visible_gpus() -> list[str]:
+    """List the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
+
+
+class Local:
+    """Up to `workers` processes on this machine, spread over the GPUs; each sees only its own."""
+
+    pause = 0.2
+
+    def __init__(self, workers: int, device: str) -> None:
+        gpus = visible_gpus() if device == "cuda" else [""]
+        self._slots = [gpus[index % len(gpus)] for index in range(workers)]
+        self._running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
+
+    def free(self) -> int:
+        """Return the number of free slots."""
+        return len(self._slots)
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Start a process for each job, which prints to a file beside the folder of the run."""
+        for job in jobs:
+            gpu = self._slots.pop(0)
+            environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
+            environment |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+            command = [sys.executable, "-m", "diffclip.study.job", str(job.beside("job.json"))]
+            with job.beside("log").open("ab") as log:
+                # in a session of its own, Ctrl-C does not reach the process: the study asks it to stop
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    preexec_fn=die_with_parent,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._running[name_of(job)] = process, gpu
+
+    def live(self) -> set[str]:
+        """Return the names of the jobs whose processes run."""
+        for name, (process, gpu) in list(self._running.items()):
+            if process.poll() is not None:
+                del self._running[name]
+                self._slots.append(gpu)
+        return set(self._running)
+
+    def stop(self, kill: bool) -> bool:
+        """Send SIGTERM, or SIGKILL."""
+        for process, _ in self._running.values():
+            process.kill() if kill else process.terminate()
+        return True
+
+
+class Slurm:
+    """Jobs of SLURM: one array for all runs that are started together. A job goes on when the study ends.
+
+    Args:
+        runs: the folder of the runs, on a disk that all nodes share; the numbers of the jobs are kept there.
+        options: of the jobs, as `parse_options` returns them.
+        parallel: the most jobs at a time.
+    """
+
+    pause = 5.0
+
+    def __init__(self, runs: Path, options: dict[str, str | int], parallel: int) -> None:
+        require_group("slurm", "submitit")
+        # SLURM's signal before the end of a job's time; submitit reads the variable when it is imported
+        os.environ["SUBMITIT_PREEMPT_SIGNAL"] = "USR1"
+        import submitit
+
+        self._runs, self._unseen = runs, set[str]()
+        try:
+            self._executor: Any = submitit.SlurmExecutor((runs / "slurm").absolute())
+            self._executor.update_parameters(job_name="diffclip", array_parallelism=parallel, **options)
+        except (RuntimeError, ValueError) as error:
+            raise InputError(f"--cluster slurm: {' '.join(str(error).split())}") from None
+
+    def free(self) -> int:
+        """Return a large number: the queue is SLURM's."""
+        return sys.maxsize
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        """Submit an array of jobs, and keep their numbers."""
+        files = [str(job.beside("job.json").absolute()) for job in jobs]
+        for job, submitted in zip(
+            jobs, self._executor.map_array(run_job_on_cluster, files) if files else (), strict=True
+        ):
+            job.beside("slurm").write_text(submitted.job_id, encoding="utf-8")
+
+    def live(self) -> set[str]:
+        """Return the names of the jobs in the queue. A job that has just left it stays until the next question, because
+        its last file may arrive later. While SLURM does not answer, no job is lost."""
+        command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        except (OSError, subprocess.SubprocessError):
+            queued = None
+        else:
+            queued = set(answer.stdout.split())
+        names, unseen = set(), set()
+        for file in self._runs.glob("*/*.slurm"):
+            name = f"{file.parent.name}/{file.name.removesuffix('.slurm')}"
+            if queued is None or file.read_text(encoding="utf-8") in queued:
+                names.add(name)
+            elif name not in self._unseen:
+                names.add(name)
+                unseen.add(name)
+            else:
+                file.unlink(missing_ok=True)
+        self._unseen = unseen
+        return names
+
+    def stop(self, kill: bool) -> bool:
+        """Leave the jobs in the queue."""
+        return False
+
+
+def parse_options(options: str) -> dict[str, str | int]:
+    """Parse the value of `--slurm`; numbers become integers. `timeout_min` and `mem_gb` have SLURM's names then."""
+    parsed: dict[str, str | int] = {}
+    for option in filter(None, options.split(",")):
+        key, separator, value = option.partition("=")
+        if not separator:
+            raise InputError(
+                f"--slurm {option!r} has no value: write partition=main,gpus_per_node=1,timeout_min=240"
+            )
+        number = int(value) if value.isdecimal() else value
+        names = {"timeout_min": "time", "tasks_per_node": "ntasks_per_node"}
+        parsed |= {"mem": f"{value}GB"} if key == "mem_gb" else {names.get(key, key): number}
+    return parsed

@@ -1,0 +1,291 @@
+"""Do all runs of a study, or those that are left: first the sweep, then the models and ablations.
+
+Each run has a process of its own (`diffclip.study.job`). A stopped run continues from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from diffclip.data.published_sets import BUILT_IN
+from diffclip.errors import DiffCLIPError, InputError, StoppedError
+from diffclip.files import cores, explain_disk_errors, lock_file
+from diffclip.scenes.write import draw_built_in, write_scenes
+from diffclip.study.executors import Executor
+from diffclip.study.folds import write_folds
+from diffclip.study.job import Ended, Job
+from diffclip.study.plan import (
+    Planned,
+    choose,
+    grid_runs,
+    plan,
+    seconds_of_runs,
+    settings_digest,
+    sweep_runs,
+)
+from diffclip.study.results import StudyFolder, describe_run, read_timing
+from diffclip.study.site import SCENES, Site, entries_of
+from diffclip.study.spec import Group, Study
+from diffclip.study.timing import time_arms
+from diffclip.training.logging import duration
+from diffclip.training.recipe import read_recipe
+from diffclip.training.run_folder import is_started
+from diffclip.training.stopping import StopRequest
+
+_STOPPED = StoppedError.exit_code
+_GRACE = 60.0  # seconds that a run has to save and leave
+_ATTEMPTS = 2
+_TIMING = {"cpu": 400.0, "cuda": 60.0}  # seconds for timing a step of all arms
+
+
+@dataclass
+class Tally:
+    """The progress of a study: the numbers of wanted and finished runs, the failures of this call by run, and whether
+    the study was stopped before its end, by a signal (its number) or the end of its time."""
+
+    total: int = 0
+    done: int = 0
+    failures: dict[str, Ended] = field(default_factory=dict)
+    signal: int = 0
+    out_of_time: bool = False
+
+
+def run_study(
+    study: Study,
+    site: Site,
+    say: Callable[[str], None],
+    groups: Collection[Group],
+    seconds: float | None,
+    executor: Executor,
+) -> Tally:
+    """Time a step of every arm, then do the runs of `groups` that are not finished.
+
+    Args:
+        say: gets a line when a run starts and when it ends.
+        seconds: the time from now after which runs are asked to save and stop.
+
+    Raises:
+        InputError: folders cannot be used, the sweep is neither finished nor in `groups`, or an arm always diverged.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    with ExitStack() as locks:
+        for path, option in ((site.output, "--output"), (site.runs, "--runs")):
+            with explain_disk_errors(path):
+                path.mkdir(parents=True, exist_ok=True)
+            lock = lock_file(path / ".lock")
+            if isinstance(lock, str):
+                raise InputError(
+                    f"{lock} is running a study in {path}: wait for it, or choose another {option}"
+                )
+            locks.enter_context(lock)
+        folder = StudyFolder(site.output)
+        folder.claim(study)
+        if "sweep" not in groups:
+            choose(study, folder.runs)  # raises if the sweep is not finished, before anything is timed
+        with StopRequest(site.runs) as stop:
+            timing_seconds = _TIMING[site.device]
+            # a timing needs a machine for itself
+            timed = site.cluster or read_timing(site.output).keys() >= study.arms.keys()
+            if not timed and deadline - time.monotonic() > timing_seconds:
+                say("timing a training step of every arm, in turns")
+                try:
+                    time_arms(study, site.output, site.device, site.threads, timing_seconds)
+                except StoppedError:
+                    pass  # the grid checks `stop.asked`
+                except DiffCLIPError as error:
+                    say(f"step times not measured: {error}")
+            elif not timed:
+                say("step times not measured, as the time is too short: raise --minutes")
+            stop.saves = True
+            return _Runs(study, site, folder, say, deadline, stop, executor).run_groups(groups)
+
+
+@dataclass
+class _Runs:
+    """The runs of one call of `diffclip study`."""
+
+    study: Study
+    site: Site
+    folder: StudyFolder
+    say: Callable[[str], None]
+    deadline: float
+    stop: StopRequest
+    executor: Executor
+    wanted: list[Planned] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    started: dict[str, float] = field(default_factory=dict)
+    attempts: Counter[str] = field(default_factory=Counter)
+
+    def run_groups(self, groups: Collection[Group]) -> Tally:
+        """Do the sweep if it is wanted, then the runs with the settings that it chose."""
+        study, lines, tally = self.study, self.folder.runs, self.tally
+        self.wanted = plan(study, lines, groups)[0]
+        tally.total = len(self.wanted)
+        if not self.stop.asked and not all(run.is_finished(lines) for run in self.wanted):
+            try:
+                self._draw(groups)
+            except DiffCLIPError:
+                if not self.stop.asked:  # a signal to the whole job ends the processes that draw
+                    raise
+        sweep = sweep_runs(study) if "sweep" in groups else []
+        self._run_side_by_side(sweep)
+        if set(groups) == {"sweep"} or tally.failures or tally.signal or tally.out_of_time:
+            return tally
+        rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
+        self.wanted = [*sweep, *rest]
+        self._run_side_by_side(rest)
+        return tally
+
+    def _draw(self, groups: Collection[Group]) -> None:
+        """Draw the scenes to train on and the built-in sets, before several runs need them at the same time."""
+        if self.study.scenes is not None:
+            folder, settings = self.site.runs / SCENES, self.study.scenes.model_dump()
+            if write_scenes(folder, workers=cores(), **settings):
+                self.say(f"scenes drawn in {folder}")
+        if self.study.folds is not None:
+            write_folds(self.site.data / self.study.data, self.study.folds, self.site.folds(self.study))
+        if any(entry.dataset in BUILT_IN for entry in entries_of(self.study, groups)):
+            draw_built_in(cores())
+
+    def _run_side_by_side(self, runs: Sequence[Planned]) -> None:
+        """Do `runs` with the executor, until the study is asked to stop."""
+        waiting = [run for run in runs if not run.is_finished(self.folder.runs)]
+        self.tally.done += len(runs) - len(waiting)
+        active: dict[str, tuple[Planned, Job]] = {}
+        kill_time = math.inf
+        try:
+            while waiting or active:
+                live = self.executor.live()
+                for name in active.keys() - live:
+                    planned, job = active.pop(name)
+                    if not self._finish(planned, job.ended()):
+                        waiting.insert(0, planned)
+                if self._is_stopped():
+                    if not active or time.monotonic() > kill_time:
+                        break
+                    if kill_time == math.inf:
+                        kill_time = time.monotonic() + _GRACE
+                        if not self.executor.stop(kill=False):
+                            self.say(f"{len(active)} jobs stay in the queue: the same command finds them")
+                            break
+                        self.say("asking the running jobs to save and stop")
+                else:
+                    active |= self._start(waiting, live)
+                time.sleep(self.executor.pause)
+        finally:
+            self.executor.stop(kill=True)
+
+    def _is_stopped(self) -> bool:
+        """Tell whether the study must stop, and note the reason in the tally: a signal, or the end of its time."""
+        tally = self.tally
+        if not tally.signal and not tally.out_of_time:
+            tally.signal, tally.out_of_time = self.stop.asked, time.monotonic() >= self.deadline
+        return bool(tally.signal) or tally.out_of_time
+
+    def _start(self, waiting: list[Planned], live: Collection[str]) -> dict[str, tuple[Planned, Job]]:
+        """Take runs from the front of `waiting` and start them, as many as the executor can. Return the runs that are
+        active now; those that an earlier call started are among them."""
+        taken, fresh = dict[str, tuple[Planned, Job]](), list[Job]()
+        while waiting and (len(fresh) < self.executor.free() or waiting[0].name in live):
+            planned = waiting.pop(0)
+            job = self.site.job(self.study, planned)
+            self.started[planned.name] = time.monotonic()
+            if planned.name in live:
+                if not job.is_written():
+                    raise InputError(
+                        f"{planned.name} is in the queue with other settings: cancel its job first"
+                    )
+                self.say(f"{planned.name}: is in the queue")
+            elif (ended := job.ended()) and not ended.code and is_started(job.run):
+                self._finish(planned, ended)  # while no study watched
+                continue
+            else:
+                self._prepare(planned, job)
+                fresh.append(job)
+            taken[planned.name] = planned, job
+        self.executor.start(fresh)
+        return taken
+
+    def _prepare(self, planned: Planned, job: Job) -> None:
+        """Write the file of a job. A folder of a run with other settings, or without checkpoints, is removed first."""
+        status = "started"
+        if job.run.exists() and (fault := _why_not_resumed(job.run, planned)):
+            status = f"started again, as the run in its folder {fault}"
+            with explain_disk_errors(job.run):
+                shutil.rmtree(job.run)
+        elif job.run.exists():
+            status = "goes on"
+        self.say(f"{planned.name}: {status} ({self.tally.done} of {self.tally.total} runs done)")
+        with explain_disk_errors(job.run):
+            job.write()
+
+    def _finish(self, planned: Planned, ended: Ended | None) -> bool:
+        """Count a run that has ended; return False if it must be tried once more, unless the input is at fault."""
+        ended = ended or Ended(code=1, line="its process died: was memory short?")
+        self.attempts[planned.name] += 1
+        if self._is_stopped() and ended.code == 1:
+            ended = Ended(
+                code=_STOPPED
+            )  # a stop may cause any error; a real error comes again in the next call
+        elif (
+            self.attempts[planned.name] < _ATTEMPTS and ended.code in (1, _STOPPED) and not self._is_stopped()
+        ):
+            self.say(f"{planned.name}: {ended.line or 'stopped from outside'}; tried once more")
+            return False
+        self._count(planned, ended, time.monotonic() - self.started[planned.name])
+        return True
+
+    def _count(self, planned: Planned, ended: Ended, took: float) -> None:
+        """Add a finished run to the study's folder, and report its result or failure."""
+        tally, name, run = self.tally, planned.name, self.site.runs / planned.name
+        if ended.code == _STOPPED:
+            self.say(f"{name}: stopped; the next call resumes it")
+            return
+        try:
+            if ended.code:
+                raise InputError(ended.line)
+            line, records, curve = describe_run(
+                run, planned, self.study, self.site, ended.diverged, ended.suite_seconds
+            )
+            self.folder.add(line, records, curve)
+        except InputError as error:
+            tally.failures[name] = Ended(code=ended.code or InputError.exit_code, line=str(error))
+            self.say(f"{name}: FAILED: {error} (see {run}.log)")
+            return
+        if not self.site.keep:
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        tally.done += 1
+        lines = self.folder.runs
+        remaining = [
+            job for job in self.wanted if job.name not in tally.failures and not job.is_finished(lines)
+        ]
+        seconds = seconds_of_runs(lines, remaining, self.site.workers)
+        estimate = f", about {duration(seconds)} left" if seconds else ""
+        diverged = f"DIVERGED in step {line['diverged']}"
+        outcome = "finished" if line["score"] is None else f"score {line['score']:.1%}"
+        outcome = outcome if line["diverged"] is None else diverged
+        self.say(
+            f"{name}: {outcome} after {duration(took)} ({tally.done} of {tally.total} runs done{estimate})"
+        )
+
+
+def _why_not_resumed(run: Path, planned: Planned) -> str | None:
+    """Say why the run in the folder cannot go on: it has other settings or data, or no readable recipe, or no
+    checkpoints. None if it can."""
+    try:
+        recipe = read_recipe(run / "recipe.yaml")
+        if planned.recipe.precision == "auto":  # the run's own recipe has the resolved precision
+            recipe = recipe.model_copy(update={"precision": "auto"})
+        has_settings = settings_digest(recipe) == planned.digest
+    except InputError:
+        has_settings = False
+    if not has_settings:
+        return "had other settings"
+    return None if is_started(run) else "has no checkpoints"
