@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffclip.attention.differential import DifferentialAttention
+from diffclip.attention.head_norm import HEAD_NORM_EPS
 from diffclip.attention.heads import split_heads
-from diffclip.attention.module import HEAD_NORM_EPS, DifferentialAttention
 from diffclip.benchmarking.operators import timm_arrangement
 from diffclip.benchmarking.timing import describe_error
 from diffclip.config import CLIPConfig, named_config, variant_config

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.about import parser_of, write_json
-from diffclip.attention.module import HEAD_NORM_EPS
+from diffclip.attention.head_norm import HEAD_NORM_EPS
 from diffclip.benchmarking.timing import Sampler, make_sampler, take_turns
 from diffclip.evaluation.statistics import detectable_difference
 from diffclip.files import write_text

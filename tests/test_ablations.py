@@ -1,5 +1,6 @@
-"""Ablations, which are DiffCLIP with one part changed: their parts, names, recipes and other layouts."""
+"""Variants, rivals and ablations: their parts, names, recipes, saved folders and other layouts."""
 
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,10 @@ from torch import Tensor
 
 import diffclip
 from diffclip import CLIP, InputError
+from diffclip.attention import ATTENTION_LAYERS
+from diffclip.attention.differential import DifferentialAttention
+from diffclip.attention.first_map import FirstMapAttention
 from diffclip.config import (
-    ABLATIONS,
     VARIANTS,
     parse_config,
     variant_config,
@@ -35,25 +38,56 @@ def outputs(model: CLIP) -> tuple[Tensor, Tensor]:
     return model.encode_image(random_images()), model.encode_text(TOKENS)
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_changes_the_part_that_its_name_says(name: str) -> None:
-    model, whole = tiny(name), tiny("DiffCLIP")
-    changed = ABLATIONS[name].get("differential", {})
-    start = ABLATIONS[name].get("lambda_init", 0.8)
-    for layer in (layer for tower in model.attention_layers().values() for layer in tower):
-        parts = layer.head_norm, layer.factor, layer.lambda_fixed
-        wanted = {"head_norm": True, "factor": True, "lambda_fixed": None} | changed
-        assert parts == tuple(wanted.values())
-        assert layer.out_scale == pytest.approx(1 - start if layer.factor else 1.0)
-    assert not any(torch.equal(a, b) for a, b in zip(outputs(model), outputs(whole), strict=True))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_has_the_parts_of_its_entry_and_is_found_by_them(name: str, tmp_path: Path) -> None:
+    entry, model = VARIANTS[name], tiny(name)
+    for tower, kind in zip(model.attention_layers().values(), (entry.vision, entry.text), strict=True):
+        for layer in tower:
+            assert type(layer) is ATTENTION_LAYERS[kind]
+            if "factor" in layer.options and entry.lambda_init != "dynamic":
+                assert (layer.head_norm, layer.factor) == (entry.head_norm, entry.factor)
+                assert layer.out_scale == pytest.approx(1 - entry.lambda_init if layer.factor else 1.0)
     config = variant_config(name, SIZES)
     assert diffclip.config.name_of(config) == f"{name}-v32x3x4p8-t32x3x4"
     for label in (name, f"{name}-v32x3x4p8-t32x3x4"):
         assert variant_in_name(label) == variant_of(config) == name
     assert model_fields(config, "w")["model"] == name
+    diffclip.save_weights(model, tmp_path)
+    again, _, _ = diffclip.load(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(outputs(again), outputs(model), strict=True))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_two_variants_are_the_same_model() -> None:
+    features = {name: outputs(tiny(name))[0] for name in VARIANTS if name != "DiffCLIP-text"}
+    for first, second in itertools.combinations(features, 2):
+        assert not torch.equal(features[first], features[second]) or "vision" in first + second, (
+            first,
+            second,
+        )
+
+
+def test_lambda0_computes_the_first_map_of_the_whole_layer_alone() -> None:
+    whole, first = DifferentialAttention(24, 4), FirstMapAttention(24, 4)
+    first.load_state_dict(
+        {name: value for name, value in whole.state_dict().items() if name in first.state_dict()},
+        strict=False,
+    )
+    q, k, v = whole.qkv.weight.detach().unflatten(0, (3, 4, 6))
+    first.part_qkv.weight.data = torch.cat([q[::2], k[::2], v]).flatten(0, 1)
+    q, k, v = whole.qkv.bias.detach().unflatten(0, (3, 4, 6))
+    first.part_qkv.bias.data = torch.cat([q[::2], k[::2], v]).flatten(0, 1)
+    x = torch.randn(2, 9, 24)
+    whole.current_lambda = lambda: torch.zeros(())  # type: ignore[method-assign]
+    torch.testing.assert_close(first(x), whole(x))
+
+
+def test_an_open_gate_starts_at_the_sigmoid_of_1() -> None:
+    layer = tiny("CLIP-gated-open").attention_layers()["text"][0]
+    gates = torch.sigmoid(layer.gate_proj(torch.zeros(1, 32)))
+    torch.testing.assert_close(gates, torch.full((1, 32), 0.7311), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP-dynamic", "CLIP-half-heads-norm", "DiffCLIP-lambda0"])
 def test_a_variants_config_is_saved_without_ablation_fields(variant: str) -> None:
     config = variant_config(variant, SIZES)
     keys = ["embed_dim", "vision", "text", "lambda_init", "logit_bias", "preprocess", "tokenizer"]
@@ -65,7 +99,9 @@ def test_invalid_model_settings_are_refused_with_the_reason() -> None:
         variant_config("DiffCLIP-nonorm", SIZES)
     with pytest.raises(InputError, match="architecture has differential: the model DiffCLIP decides that"):
         variant_config("DiffCLIP", SIZES | {"differential": {"factor": False}})
-    with pytest.raises(InputError, match="differential is set, and no tower has the attention") as error:
+    with pytest.raises(
+        InputError, match="differential is set, and no tower has an attention that it changes"
+    ) as error:
         parse_config(SIZES | {"differential": {"factor": False}}, "c")
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"preprocess\.resize 8 is smaller than the image size"):
@@ -73,9 +109,9 @@ def test_invalid_model_settings_are_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match=r"vision\.image_size: Input should be less than or equal to 8192"):
         parse_config(SIZES | {"vision": SIZES["vision"] | {"image_size": 80_000}}, "c")
     mix = variant_config("DiffCLIP", SIZES)
-    mix.differential.head_norm, mix.differential.lambda_fixed = False, 0.5
+    mix.differential.head_norm, mix.lambda_init = False, 0.5
     assert variant_of(mix) == "custom"
-    with pytest.raises(InputError, match=r"λ_init 0\.8, head_norm False, lambda_fixed 0\.5: a recipe cannot"):
+    with pytest.raises(InputError, match=r"λ_init 0\.5, head_norm False: a recipe cannot"):
         model_fields(mix, "w")
 
 
@@ -84,17 +120,17 @@ def test_a_recipe_accepts_an_ablation_like_a_variant() -> None:
     recipe = parse_recipe(fields | {"architecture": SIZES}, "t")
     assert variant_of(recipe.config()) == "DiffCLIP-no-norm"
     assert recipe.model_copy(update={"image_size": 16}).config().vision.image_size == 16
-    with pytest.raises(InputError, match=r"t: model DiffCLIP-no-norm has no size: give `architecture`$"):
+    with pytest.raises(InputError, match=r"t: model DiffCLIP-no-norm has no size: give `architecture`, or"):
         parse_recipe(fields, "t")
 
 
-@pytest.mark.parametrize("name", ["DiffCLIP-no-norm", "DiffCLIP-lambda0", "CLIP-gated", "CLIP-registers"])
+@pytest.mark.parametrize("name", ["DiffCLIP-no-norm", "DiffCLIP-one-map", "CLIP-registers"])
 def test_weights_without_a_config_are_not_taken_for_another_model(name: str) -> None:
     with pytest.raises(InputError, match=r"do not tell which parts .* config\.json"):
         infer_config(tiny(name).state_dict())
 
 
-@pytest.mark.parametrize("name", ["DiffCLIP-lambda0.5", "DiffCLIP-no-norm", "DiffCLIP-lambda0"])
+@pytest.mark.parametrize("name", ["DiffCLIP-lambda0.5", "DiffCLIP-no-norm"])
 def test_other_layouts_refuse_ablations_that_they_cannot_represent(name: str, tmp_path: Path) -> None:
     model, file = tiny(name), tmp_path / "published.pt"
     to_published = partial(save_published, file=file)

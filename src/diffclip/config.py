@@ -7,7 +7,7 @@ Sizes and names follow the paper (TMLR 2025, Section 4) and its baseline, SLIP's
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -23,9 +23,9 @@ from pydantic import (
 
 from diffclip.errors import InputError, unknown_name
 
-AttentionKind = Literal[
-    "softmax", "differential", "differential-v2", "differential-added", "gated", "gated-headwise"
-]
+if TYPE_CHECKING:
+    from diffclip.attention import SelfAttention
+
 Activation = Literal["gelu", "quick_gelu"]
 Backend = Literal["auto", "eager", "sdpa", "triton"]
 """Backend of attention, see `attention.dispatch`."""
@@ -61,24 +61,34 @@ class _Config(BaseModel):
 class _TowerConfig(_Config):
     width: PositiveInt
     layers: Depth
-    heads: PositiveInt  # "differential" attention pairs the heads and needs an even number
+    heads: PositiveInt  # kinds of attention that pair the heads need an even number
     mlp_ratio: PositiveFloat = 4.0
-    attention: AttentionKind = "softmax"
+    attention: str = "softmax"  # a registered kind of attention
 
     @model_validator(mode="after")
     def _check_heads(self) -> _TowerConfig:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.attention == "differential" and self.heads % 2:
-            raise ValueError(
-                f"heads {self.heads} is odd: differential attention pairs heads, use an even number"
-            )
+        try:
+            self.layer.check_heads(self.width, self.heads)
+        except InputError as error:
+            raise ValueError(str(error)) from None
         return self
+
+    @property
+    def layer(self) -> type[SelfAttention]:
+        """The class of its attention layers."""
+        from diffclip.attention import attention_layer  # torch is slow to import
+
+        return attention_layer(self.attention)
 
     @property
     def is_differential(self) -> bool:
         """True if its layers subtract a second map."""
-        return self.attention.startswith("differential")
+        return self.layer.is_differential
+
+    def layer_options(self, differential: Differential | None) -> dict[str, Any]:
+        """Return the arguments that `differential` changes in its attention layers."""
+        changed = differential.model_dump(exclude_defaults=True) if differential is not None else {}
+        return {name: value for name, value in changed.items() if name in self.layer.options}
 
 
 class VisionConfig(_TowerConfig):
@@ -142,23 +152,20 @@ class PreprocessConfig(_Config):
 
 
 class Differential(_Config):
-    """The parts of a "differential" attention layer. The defaults are the published layer (paper Section 3.2).
+    """The parts of an attention layer with a head norm. The defaults are the published layer (paper Section 3.2).
 
     Layers of other kinds ignore these settings.
     """
 
     head_norm: bool = True  # the RMS norm of each head's output
     factor: bool = True  # the factor (1 − λ_init) after the norm
-    # λ of every layer if λ is not learned; λ_init then sets only the factor
-    lambda_fixed: float | None = None
 
 
 class CLIPConfig(_Config):
     """The configuration of a whole model.
 
-    `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l) with l = 0 in a tower's first layer. Only
-    "differential" attention, the published kind, uses it. "differential-v2" computes λ from each token, and
-    "differential-added", which adds a second map to a model that was trained without one, starts with λ = 0.
+    `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l) with l = 0 in a tower's first layer. Only kinds of
+    attention with it in their `options` use it: "differential", the published kind, and those that share its factor.
     """
 
     later: ClassVar[tuple[str, ...]] = ("differential",)
@@ -180,43 +187,92 @@ class CLIPConfig(_Config):
                 f"preprocess.resize {resize} is smaller than the image size {image_size}, and crops would have black "
                 "edges: raise it"
             )
-        kinds = (self.vision.attention, self.text.attention)
-        if self.differential != Differential() and "differential" not in kinds:
+        if self.differential != Differential() and not self.layer_options:
             raise ValueError(
-                'differential is set, and no tower has the attention "differential" that it changes: leave it out'
+                "differential is set, and no tower has an attention that it changes: leave it out"
             )
         return self
 
+    @property
+    def layer_options(self) -> frozenset[str]:
+        """Which of "lambda_init", "head_norm" and "factor" matter in a tower."""
+        return self.vision.layer.options | self.text.layer.options
 
-def lambda_init_of_layer(lambda_init: float | Literal["dynamic"], layer: int) -> float:
-    """λ_init of layer `layer` (0-based in its tower), paper Section 4.5 and Differential Transformer Section 2.1."""
-    return 0.8 - 0.6 * math.exp(-0.3 * layer) if lambda_init == "dynamic" else float(lambda_init)
+
+class Variant(NamedTuple):
+    """The attention of both towers, and what else tells a model from CLIP of the same size."""
+
+    vision: str = "softmax"
+    text: str = "softmax"
+    lambda_init: float | Literal["dynamic"] = 0.8
+    registers: int = 0  # of the vision tower
+    head_norm: bool = True
+    factor: bool = True
+    color: str | None = None  # in figures
 
 
-# variant → (vision attention, text attention, λ_init, registers of the vision tower)
-VARIANTS: dict[str, tuple[AttentionKind, AttentionKind, float | Literal["dynamic"], int]] = {
-    "CLIP": ("softmax", "softmax", 0.8, 0),
-    "CLIP-gated": ("gated", "gated", 0.8, 0),
-    "CLIP-gated-headwise": ("gated-headwise", "gated-headwise", 0.8, 0),
-    "CLIP-registers": ("softmax", "softmax", 0.8, 4),
-    "CLIP-gated-registers": ("gated", "gated", 0.8, 4),
-    "DiffCLIP": ("differential", "differential", 0.8, 0),
-    "DiffCLIP-dynamic": ("differential", "differential", "dynamic", 0),
-    "DiffCLIP-vision": ("differential", "softmax", 0.8, 0),
-    "DiffCLIP-v2": ("differential-v2", "differential-v2", 0.8, 0),
-    "DiffCLIP-added": ("differential-added", "differential-added", 0.0, 0),
+VARIANTS: dict[str, Variant] = {
+    "CLIP": Variant(color="#0072b2"),
+    "DiffCLIP": Variant("differential", "differential", color="#d55e00"),
+    "DiffCLIP-dynamic": Variant("differential", "differential", "dynamic", color="#009e73"),
+    "DiffCLIP-vision": Variant("differential", color="#cc79a7"),
+    "DiffCLIP-text": Variant(text="differential"),
+    "DiffCLIP-v2": Variant("differential-v2", "differential-v2", color="#5b4a9e"),
+    "DiffCLIP-added": Variant("differential-added", "differential-added", 0.0, color="#e69f00"),
+    "DiffCLIP-grouped": Variant("differential-grouped", "differential-grouped"),
+    # rivals
+    "CLIP-gated": Variant("gated", "gated"),
+    "CLIP-gated-open": Variant("gated-open", "gated-open"),
+    "CLIP-gated-headwise": Variant("gated-headwise", "gated-headwise"),
+    "CLIP-registers": Variant(registers=4),
+    "CLIP-gated-registers": Variant("gated", "gated", registers=4),
+    "CLIP-half-heads": Variant("half-heads", "half-heads"),
+    "CLIP-half-heads-vision": Variant("half-heads"),
+    "CLIP-half-heads-norm": Variant("half-heads-norm", "half-heads-norm"),
+    "CLIP-half-heads-norm-vision": Variant("half-heads-norm"),
+    # ablations: DiffCLIP with one part changed
+    "DiffCLIP-lambda0": Variant("differential-lambda0", "differential-lambda0"),
+    "DiffCLIP-lambda0-vision": Variant("differential-lambda0"),
+    "DiffCLIP-lambda0.2": Variant("differential", "differential", 0.2),
+    "DiffCLIP-lambda0.5": Variant("differential", "differential", 0.5),
+    "DiffCLIP-no-norm": Variant("differential", "differential", head_norm=False),
+    "DiffCLIP-no-factor": Variant("differential", "differential", factor=False),
+    "DiffCLIP-bare": Variant("differential", "differential", head_norm=False, factor=False),
+    "DiffCLIP-one-map": Variant(
+        "differential-lambda0", "differential-lambda0", head_norm=False, factor=False
+    ),
 }
 
-# ablation → the fields of `CLIPConfig` in which it differs from DiffCLIP; sizes come from `architecture`
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "DiffCLIP-lambda0.2": {"lambda_init": 0.2},
-    "DiffCLIP-lambda0.5": {"lambda_init": 0.5},
-    "DiffCLIP-lambda0": {"differential": {"lambda_fixed": 0.0}},
-    "DiffCLIP-no-norm": {"differential": {"head_norm": False}},
-    "DiffCLIP-no-factor": {"differential": {"factor": False}},
-    "DiffCLIP-bare": {"differential": {"head_norm": False, "factor": False}},
-    "DiffCLIP-one-map": {"differential": {"head_norm": False, "factor": False, "lambda_fixed": 0.0}},
-}
+
+def register_variant(
+    name: str,
+    vision: str = "softmax",
+    text: str = "softmax",
+    lambda_init: float | Literal["dynamic"] = 0.8,
+    registers: int = 0,
+    head_norm: bool = True,
+    factor: bool = True,
+    color: str | None = None,
+) -> None:
+    """Name a combination of attentions, so that NAME-SIZE, such as "CLIP-relu-ViT-S-16", is a model.
+
+    Args:
+        name: the name, such as "CLIP-relu".
+        vision, text: the kind of attention of each tower (`diffclip.register_attention`).
+        lambda_init: λ_init of each layer, or "dynamic"; kinds without it ignore it.
+        registers: extra tokens of the vision tower.
+        head_norm, factor: whether differential layers have these parts.
+        color: in figures, such as "#0072b2"; by default one that no other model of a figure has.
+
+    Raises:
+        InputError: another variant has this name, or there is no such attention.
+    """
+    variant = Variant(vision, text, lambda_init, registers, head_norm, factor, color)
+    if VARIANTS.get(name, variant) != variant:
+        raise InputError(f"variant {name!r} is registered already: choose another name")
+    parse_config(_variant_fields(variant), f"variant {name}")
+    VARIANTS[name] = variant
+
 
 # size → (patch, vision (width, layers, heads), text (width, layers, heads), joint width)
 _SIZES = {
@@ -228,15 +284,18 @@ _SIZES = {
     "ViT-H-14": (14, (1280, 32, 16), (1024, 24, 16), 1024),
 }
 
-MODEL_NAMES = tuple(f"{variant}-{size}" for size in _SIZES for variant in VARIANTS)
+
+def model_names() -> list[str]:
+    """Return the names of all models: each variant in each size."""
+    return [f"{variant}-{size}" for size in _SIZES for variant in VARIANTS]
 
 
 def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
-    """Combine `architecture`, fields of `CLIPConfig` with sizes only, with the attention of a variant or ablation."""
-    if variant not in VARIANTS and variant not in ABLATIONS:
-        raise unknown_name("model", variant, [*VARIANTS, *ABLATIONS])
+    """Combine `architecture`, fields of `CLIPConfig` with sizes only, with the attention of a variant."""
+    if variant not in VARIANTS:
+        raise unknown_name("model", variant, VARIANTS)
     conflicts = {"lambda_init", "differential"} & architecture.keys()
-    fields = _variant_fields(variant)
+    fields = _variant_fields(VARIANTS[variant])
     for tower in ("vision", "text"):
         sizes = architecture.get(tower, {})
         if not isinstance(sizes, dict):
@@ -249,11 +308,14 @@ def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     return parse_config(architecture | fields, f"model {variant}")
 
 
-def _variant_fields(variant: str) -> dict[str, Any]:
-    """Return the fields of `CLIPConfig` that a variant or an ablation sets."""
-    vision, text, lambda_init, registers = VARIANTS["DiffCLIP" if variant in ABLATIONS else variant]
-    towers = {"vision": {"attention": vision, "registers": registers}, "text": {"attention": text}}
-    return {"lambda_init": lambda_init, **towers, **ABLATIONS.get(variant, {})}
+def _variant_fields(variant: Variant) -> dict[str, Any]:
+    """Return the fields of `CLIPConfig` that a variant sets."""
+    return {
+        "vision": {"attention": variant.vision, "registers": variant.registers},
+        "text": {"attention": variant.text},
+        "lambda_init": variant.lambda_init,
+        "differential": {"head_norm": variant.head_norm, "factor": variant.factor},
+    }
 
 
 def parse_config(fields: dict[str, Any], source: str) -> CLIPConfig:
@@ -296,8 +358,8 @@ def explain(error: ValidationError) -> str:
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
     """Return the configuration of a named model, at another image size if one is given. An unknown name (the error
     offers the nearest one), or a size that does not fit the patch, raises `InputError`."""
-    if name not in MODEL_NAMES:
-        raise unknown_name("model", name, MODEL_NAMES, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
+    if name not in (names := model_names()):
+        raise unknown_name("model", name, names, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
     size = next(size for size in _SIZES if name.endswith(f"-{size}"))
     patch, vision, text, embed_dim = _SIZES[size]
     towers = [dict(zip(("width", "layers", "heads"), sizes, strict=True)) for sizes in (vision, text)]
@@ -307,22 +369,22 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
 
 
 def variant_of(config: CLIPConfig) -> str:
-    """Return the variant or ablation with the attentions, λ_init and parts of `config`; "custom" if there is none."""
-    identity = _identity(config)
-    for variant in (*VARIANTS, *ABLATIONS):
-        if _identity(CLIPConfig.model_validate(_variant_fields(variant))) == identity:
-            return variant
-    return "custom"
+    """Return the variant with the attentions, λ_init and parts of `config`; "custom" if there is none."""
+    return next((name for name, variant in VARIANTS.items() if _is_variant(config, variant)), "custom")
 
 
-def _identity(config: CLIPConfig) -> tuple[Any, ...]:
-    """Return the settings in which variants differ; λ_init and parts count only if a tower is "differential"."""
-    kinds = (config.vision.attention, config.text.attention, config.vision.registers)
-    return (*kinds, config.lambda_init, config.differential) if "differential" in kinds else kinds
+def _is_variant(config: CLIPConfig, variant: Variant) -> bool:
+    """Compare the settings in which variants differ; λ_init and parts count only if a tower has them."""
+    theirs = {"lambda_init": config.lambda_init, **dict(config.differential)}
+    return (config.vision.attention, config.text.attention, config.vision.registers) == (
+        variant.vision,
+        variant.text,
+        variant.registers,
+    ) and all(getattr(variant, option) == theirs[option] for option in config.layer_options)
 
 
 def name_of(config: CLIPConfig) -> str:
-    """Return a name for tables and records: the variant or ablation, and the name of its size or the numbers."""
+    """Return a name for tables and records: the variant, and the name of its size or the numbers."""
     variant, vision, text = variant_of(config), config.vision, config.text
     towers = ((vision.width, vision.layers, vision.heads), (text.width, text.layers, text.heads))
     sizes = {architecture: size for size, architecture in _SIZES.items()}

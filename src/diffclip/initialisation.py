@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
-from typing import get_args
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,13 @@ INITS = get_args(Init)
 LOGIT_SCALE_START = math.log(1 / 0.07)
 # initial values for the sigmoid loss (Zhai et al. 2023, Section 3.1): scale 10, bias −10
 _SIGMOID_SCALE_START, _SIGMOID_BIAS_START = math.log(10), -10.0
-# LayerNorm epsilon of the published vision towers: (plain, differential)
-_PLAIN_EPS, _PUBLISHED_DIFFERENTIAL_EPS = 1e-6, 1e-5
+# LayerNorm epsilon of the published vision towers: as timm makes them, and with blocks that were made anew
+_PLAIN_EPS, _RECREATED_EPS = 1e-6, 1e-5
 
 
 def published_norm_eps(vision: VisionConfig) -> float:
     """Return the LayerNorm epsilon of the vision tower in the published weights."""
-    return _PUBLISHED_DIFFERENTIAL_EPS if vision.attention == "differential" else _PLAIN_EPS
+    return _RECREATED_EPS if vision.layer.recreated_when_published else _PLAIN_EPS
 
 
 def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
@@ -46,32 +46,55 @@ def resolve_norm_eps(vision: VisionConfig, init: str) -> float:
 def initialise(parameters: Iterable[tuple[str, Tensor]], config: CLIPConfig, init: str, seed: int) -> None:
     """Set named parameters in place. Equal seeds and names give bit-equal values on every machine's CPU."""
     for name, parameter in parameters:
-        start = torch.empty(
-            parameter.shape, dtype=torch.float32, device="meta" if parameter.is_meta else "cpu"
-        )
-        if name == "visual.pos_embed" and config.vision.registers:
-            # the draw of a model without registers; the registers' positions have a seed of their own
-            first_patch = 1 + config.vision.registers
-            plain = torch.cat([start[:, :1], start[:, first_patch:]], dim=1)
-            _draw(plain, name, config, init, _generator(seed, name))
-            _draw(start, name, config, init, _generator(seed, "visual.reg_pos_embed"))
-            start[:, :1], start[:, first_patch:] = plain[:, :1], plain[:, 1:]
-        else:
-            _draw(start, name, config, init, _generator(seed, _seed_name(name, config)))
-        parameter.copy_(start)
+        device = torch.device("meta" if parameter.is_meta else "cpu")
+        start = _start(name, parameter.shape, config, init, seed, device)
+        if start is not None:
+            parameter.copy_(start)
+
+
+def _start(
+    name: str, shape: torch.Size, config: CLIPConfig, init: str, seed: int, device: torch.device
+) -> Tensor | None:
+    """Return the starting value of a parameter; None keeps the one that it has."""
+
+    def draw(
+        name: str, shape: Iterable[int], std: float | None = None, seed_name: str | None = None
+    ) -> Tensor:
+        start = torch.empty(tuple(shape), dtype=torch.float32, device=device)
+        generator = _generator(seed, seed_name or name)
+        if std is not None:
+            return start.normal_(0, std, generator=generator)
+        _draw(start, name, config, init, generator)
+        return start
+
+    block, is_attention, inner = name.partition(".attn.")
+    if is_attention:
+        tower = config.vision if name.startswith("visual.") else config.text
+        layer_start = _LayerStart(tower.width, tower.heads, f"{block}.attn.", draw)
+        return tower.layer.starting_value(inner, shape, layer_start)
+    if name == "visual.pos_embed" and (registers := config.vision.registers):
+        # the draw of a model without registers; the registers' positions have a seed of their own
+        plain = draw(name, (shape[0], shape[1] - registers, shape[2]))
+        ours = draw(name, shape, seed_name="visual.reg_pos_embed")
+        return torch.cat([plain[:, :1], ours[:, 1 : 1 + registers], plain[:, 1:]], dim=1)
+    return draw(name, shape)
+
+
+class _LayerStart(NamedTuple):
+    """The `StartingValues` of a layer: draws by the names of its parameters in the whole model."""
+
+    width: int
+    heads: int
+    prefix: str
+    draw: Callable[[str, Iterable[int], float | None], Tensor]
+
+    def __call__(self, name: str, shape: Iterable[int], std: float | None = None) -> Tensor:
+        return self.draw(self.prefix + name, shape, std)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-
-
-def _seed_name(name: str, config: CLIPConfig) -> str:
-    """Return the name that seeds a parameter. Both λ products of an added map share names, so that λ is exactly 0."""
-    tower = config.vision if name.startswith("visual.") else config.text
-    if tower.attention == "differential-added":
-        return name.replace(".lambda_q2", ".lambda_q1").replace(".lambda_k2", ".lambda_k1")
-    return name
 
 
 def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generator) -> None:
@@ -81,10 +104,6 @@ def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generato
         t.fill_(_SIGMOID_SCALE_START if config.logit_bias else LOGIT_SCALE_START)
     elif name == "logit_bias":
         t.fill_(_SIGMOID_BIAS_START)
-    elif leaf.startswith("lambda_"):
-        t.normal_(0, 0.1, generator=g)
-    elif layer == "lambda_proj":
-        t.normal_(0, 0.02, generator=g)  # λ starts near one half
     elif leaf == "weight" and t.ndim == 1:
         t.fill_(1.0)
     elif layer.startswith(("norm", "ln_")):
@@ -97,7 +116,7 @@ def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generato
 
 def _draw_vision(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generator) -> None:
     vision = config.vision
-    torch_default = init == "published" and vision.attention == "differential"
+    torch_default = init == "published" and vision.layer.recreated_when_published
     if name == "visual.pos_embed":
         nn.init.trunc_normal_(t, std=0.02, a=-2.0, b=2.0, generator=g)
     elif name in ("visual.cls_token", "visual.reg_token"):
@@ -123,20 +142,12 @@ def _draw_text(
         "image_projection": config.vision.width**-0.5,
         "text_projection": text.width**-0.5,
     }
-    layer_stds = {
-        "qkv": text.width**-0.5,
-        "q2_proj": text.width**-0.5,
-        "k2_proj": text.width**-0.5,
-        "gate_proj": text.width**-0.5,
-        "out_proj": residual_std,
-        "c_fc": (2 * text.width) ** -0.5,
-        "c_proj": residual_std,
-    }
+    layer_stds = {"out_proj": residual_std, "c_fc": (2 * text.width) ** -0.5, "c_proj": residual_std}
     if name in stds:
         t.normal_(0, stds[name], generator=g)
     elif leaf == "weight":
-        t.normal_(0, layer_stds[layer], generator=g)
-    elif layer in ("c_fc", "c_proj") or (init == "published" and text.attention == "differential"):
+        t.normal_(0, layer_stds.get(layer, text.width**-0.5), generator=g)
+    elif layer in ("c_fc", "c_proj") or (init == "published" and text.layer.recreated_when_published):
         _torch_default(t, int(text.width * text.mlp_ratio) if layer == "c_proj" else text.width, g)
     else:
         t.zero_()

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diffclip.attention.differential import LambdaAttention
 from diffclip.attention.dispatch import check_backend
-from diffclip.attention.module import LambdaAttention, SelfAttention, set_lambda_init
+from diffclip.attention.module import SelfAttention, set_lambda_init
 from diffclip.config import CLIPConfig, named_config, parse_config, resize_config
 from diffclip.errors import InputError, unknown_name
 from diffclip.initialisation import initialise, resolve_norm_eps
@@ -69,7 +70,7 @@ class CLIP(nn.Module):
         }
 
     def lambdas(self) -> dict[str, Tensor]:
-        """Return λ of each layer, learned or fixed, by tower, as detached float32 [layers]. The shape is [0] for layers
+        """Return λ of each layer by tower, as detached float32 [layers]. The shape is [0] for layers
         without a λ of their own: plain layers, and those of V2, whose λ depends on the token."""
         lambdas = {}
         for tower, layers in self.attention_layers().items():

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffclip.attention import ATTENTION_LAYERS
 from diffclip.config import (
-    MODEL_NAMES,
     CLIPConfig,
     Differential,
     mlp_ratio,
+    model_names,
     name_of,
     named_config,
     parse_config,
@@ -59,7 +60,7 @@ def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
     """Convert our names to the published ones, also for gradients or other tensors that are keyed like parameters."""
     images, texts = config.vision, config.text
     unpublished = {
-        "attention": not {images.attention, texts.attention} <= {"softmax", "differential"},
+        "attention": None in (images.layer.published_names, texts.layer.published_names),
         "differential": config.differential != Differential(),
         "activations": (images.activation, texts.activation) != ("gelu", "quick_gelu"),
         "pre_norm": images.pre_norm,
@@ -73,17 +74,16 @@ def to_published(state: State, config: CLIPConfig) -> dict[str, Tensor]:
         )
     published: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        vision = name.startswith("visual.")
-        differential = (config.vision if vision else config.text).attention == "differential"
-        if ".attn.qkv." in name and differential:
-            for letter, piece in zip("qkv", tensor.chunk(3), strict=True):
-                published[name.replace(".qkv.", f".{letter}_proj.")] = piece.clone()
-        elif ".attn.qkv." in name and not vision:
-            published[name.replace(".attn.qkv.", ".attn.in_proj_")] = tensor
-        elif ".attn.out_proj." in name and vision and not differential:
-            published[name.replace(".attn.out_proj.", ".attn.proj.")] = tensor
-        else:
+        tower = "vision" if name.startswith("visual.") else "text"
+        names = getattr(config, tower).layer.published_names[tower]
+        block, _, inner = name.partition(".attn.")
+        ours = next((prefix for prefix in names if inner.startswith(prefix)), None)
+        if ours is None:
             published[name] = tensor
+            continue
+        theirs, leaf = names[ours], inner.removeprefix(ours)
+        for prefix, piece in zip(theirs, tensor.chunk(len(theirs)), strict=True):
+            published[f"{block}.attn.{prefix}{leaf}"] = piece.clone() if len(theirs) > 1 else piece
     return published
 
 
@@ -118,7 +118,7 @@ def infer_config(state: State) -> CLIPConfig:
     for key, tower in towers.items():
         if tower["heads"] is None:
             sizes = (tower["width"], tower["layers"])
-            named = (getattr(named_config(name), key) for name in MODEL_NAMES)
+            named = (getattr(named_config(name), key) for name in model_names())
             heads = [config.heads for config in named if (config.width, config.layers) == sizes]
             if not heads:
                 raise InputError(f"the weights do not tell the heads of a plain {key} tower: name the model")
@@ -136,27 +136,35 @@ def infer_config(state: State) -> CLIPConfig:
 
 def _infer_tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:
     indices = {int(name[len(blocks) + 1 :].split(".")[0]) for name in state if name.startswith(f"{blocks}.")}
-    vector, projection = (
-        state.get(f"{blocks}.0.attn.{name}") for name in ("lambda_q1", "lambda_proj.weight")
-    )
-    kind, heads = "softmax", None
-    if vector is not None:
-        added = f"{blocks}.0.attn.k2_proj.weight" in state
-        kind, heads = "differential-added" if added else "differential", width // vector.shape[0]
-    elif projection is not None:
-        kind, heads = "differential-v2", projection.shape[0]
-    if (
-        (f"{blocks}.0.attn.diff_norm.weight" in state) != (kind == "differential")
-        or f"{blocks}.0.attn.gate_proj.weight" in state
-        or "visual.reg_token" in state
-    ):
+    first = f"{blocks}.0.attn."
+    shapes = {
+        name.removeprefix(first): value.shape for name, value in state.items() if name.startswith(first)
+    }
+    fitting = _fitting_kinds(width, shapes)
+    if not fitting or "visual.reg_token" in state:
         raise InputError(
             "the weights do not tell which parts of attention there are: give a folder with its config.json"
         )
+    kind = min(fitting, key=lambda name: ATTENTION_LAYERS[name].published_names is None)
     return {
         "width": width,
         "layers": max(indices) + 1,
-        "heads": heads,
+        "heads": fitting[kind][0] if len(fitting[kind]) == 1 else None,
         "attention": kind,
         "mlp_ratio": mlp_ratio(width, state[f"{blocks}.0.{hidden}.weight"].shape[0]),
     }
+
+
+def _fitting_kinds(width: int, shapes: Mapping[str, torch.Size]) -> dict[str, list[int]]:
+    """Return the kinds of attention whose layers have parameters of these names and shapes, each with its possible
+    numbers of heads."""
+    fitting: dict[str, list[int]] = {}
+    for kind, layer in ATTENTION_LAYERS.items():
+        for heads in (heads for heads in range(1, width + 1) if width % heads == 0):
+            try:
+                state = layer(width, heads, device=torch.device("meta")).state_dict()
+            except InputError:  # this kind pairs the heads
+                continue
+            if {name: value.shape for name, value in state.items()} == dict(shapes):
+                fitting.setdefault(kind, []).append(heads)
+    return fitting

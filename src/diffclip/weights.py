@@ -167,9 +167,8 @@ def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None
         for tower in ("vision", "text"):
             sizes = getattr(model_config, tower)
             fields |= {f"{tower} {key}": getattr(sizes, key) for key in ("attention", "heads", "activation")}
-        if "differential" in (config.vision.attention, config.text.attention):
-            fields |= {"lambda_init": model_config.lambda_init, **dict(model_config.differential)}
-        return fields
+        options = {"lambda_init": model_config.lambda_init, **dict(model_config.differential)}
+        return fields | {name: value for name, value in options.items() if name in config.layer_options}
 
     expected = facts(ours)
     differing = [

@@ -13,13 +13,13 @@ from torch.distributed.fsdp import fully_shard
 
 from diffclip import CLIP
 from diffclip.attention.blocked import _backward_of, _forward
+from diffclip.attention.differential import DifferentialAttention
 from diffclip.attention.kernels.operator import (
     fused_attention,
     fused_attention_backward,
     fused_attention_packed,
     fused_attention_packed_backward,
 )
-from diffclip.attention.module import DifferentialAttention
 from diffclip.config import variant_config
 
 pytestmark = pytest.mark.filterwarnings("error:attention backend")

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from diffclip import differential_attention, errors
 from diffclip.attention import dispatch, eager, fused
-from diffclip.attention.module import DifferentialAttention, SoftmaxAttention
+from diffclip.attention.differential import DifferentialAttention
+from diffclip.attention.softmax import SoftmaxAttention
 
 FALLBACK = 'attention backend "triton" is not used, "eager" takes its place'
 

@@ -12,17 +12,22 @@ from timm.layers import DiffAttention
 from torch import Tensor
 
 from diffclip import InputError, differential_attention
+from diffclip.attention.added import AddedDifferentialAttention
+from diffclip.attention.differential import DifferentialAttention
 from diffclip.attention.dispatch import BACKENDS, softmax_attention
-from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention
-from diffclip.attention.module import DifferentialAttention, SoftmaxAttention
-from diffclip.attention.variants import AddedDifferentialAttention, DifferentialAttentionV2
+from diffclip.attention.first_map import FirstMapAttention
+from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention, OpenGatedAttention
+from diffclip.attention.grouped import GroupedDifferentialAttention
+from diffclip.attention.half_heads import HalfHeadsAttention, HalfHeadsNormAttention
+from diffclip.attention.head_norm import FewerQueriesAttention
+from diffclip.attention.softmax import SoftmaxAttention
+from diffclip.attention.v2 import DifferentialAttentionV2
 from diffclip.config import variant_config
 
 SETTINGS: list[dict[str, Any]] = [
     {"head_norm": False},
     {"factor": False},
-    {"lambda_fixed": 0.5},  # exact in float32
-    {"lambda_fixed": 0.0, "head_norm": False, "factor": False},
+    {"head_norm": False, "factor": False},
 ]
 
 
@@ -130,13 +135,40 @@ def layer_by_hand(layer: Any, x: Tensor, causal: bool) -> Tensor:
     """Compute a layer's output head by head and map by map."""
     tokens, width = x.shape[1:]
     size = width // layer.num_heads
-    q, k, v = layer.qkv(x).chunk(3, -1)
+    if isinstance(layer, FewerQueriesAttention):
+        rows = layer.part_qkv(x)
+        kept = (rows.shape[-1] - width) // 2
+        q, k, v = rows.split([kept, kept, width], -1)
+    else:
+        q, k, v = layer.qkv(x).chunk(3, -1)
     hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1) & causal
 
     def attend(q: Tensor, k: Tensor, own: slice, values: slice | None = None) -> Tensor:
         scores = q[..., own] @ k[..., own].mT / size**0.5
         return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[..., values or own]
 
+    def part(head: int) -> slice:
+        return slice(head * size, (head + 1) * size)
+
+    def finish(out: Tensor) -> Tensor:
+        if layer.head_norm:
+            out = out / (out.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.diff_norm.weight
+        return out * (1 - layer.lambda_init) if layer.factor else out
+
+    if isinstance(layer, (FewerQueriesAttention, HalfHeadsNormAttention)):
+        heads = []
+        for pair in range(layer.num_heads // 2):
+            values = slice(2 * pair * size, 2 * (pair + 1) * size)
+            if isinstance(layer, HalfHeadsNormAttention):
+                scores = q[..., values] @ k[..., values].mT / (2 * size) ** 0.5
+                out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[..., values]
+            else:
+                out = attend(q, k, part(pair), values)
+            if isinstance(layer, GroupedDifferentialAttention):
+                noise = part(layer.num_heads // 2 + pair // 3)
+                out = out - layer.current_lambda() * attend(q, k, noise, values)
+            heads.append(finish(out))
+        return layer.out_proj(torch.cat(heads, -1))
     heads = []
     for head in range(layer.num_heads):
         columns = slice(head * size, (head + 1) * size)
@@ -144,16 +176,14 @@ def layer_by_hand(layer: Any, x: Tensor, causal: bool) -> Tensor:
             if head % 2:
                 continue
             second, pair = slice(columns.stop, columns.stop + size), slice(columns.start, columns.stop + size)
-            lam = layer.current_lambda() if layer.lambda_fixed is None else layer.lambda_fixed
-            out = attend(q, k, columns, pair) - lam * attend(q, k, second, pair)
-            if layer.head_norm:
-                out = out / (out.square().mean(-1, keepdim=True) + 1e-5).sqrt() * layer.diff_norm.weight
-            heads.append(out * (1 - layer.lambda_init) if layer.factor else out)
+            out = attend(q, k, columns, pair) - layer.current_lambda() * attend(q, k, second, pair)
+            heads.append(finish(out))
             continue
         out = attend(q, k, columns)
         if isinstance(layer, GatedAttention):
             rows = slice(head, head + 1) if layer.headwise else columns
-            out = out * torch.sigmoid(x @ layer.gate_proj.weight[rows].T)
+            bias = layer.gate_proj.bias[rows] if layer.has_bias else 0
+            out = out * torch.sigmoid(x @ layer.gate_proj.weight[rows].T + bias)
         elif isinstance(layer, DifferentialAttentionV2):
             lam = torch.sigmoid(x @ layer.lambda_proj.weight[head])[..., None]
             out = out - lam * attend(layer.q2_proj(x), k, columns)
@@ -170,7 +200,10 @@ def layer_by_hand(layer: Any, x: Tensor, causal: bool) -> Tensor:
     [
         # an odd number of heads is allowed: no pair of heads shares a value
         *(partial(kind, 24, 3) for kind in (AddedDifferentialAttention, DifferentialAttentionV2)),
-        *(partial(kind, 24, 3) for kind in (GatedAttention, HeadwiseGatedAttention)),
+        *(partial(kind, 24, 3) for kind in (GatedAttention, HeadwiseGatedAttention, OpenGatedAttention)),
+        *(partial(kind, 24, 4) for kind in (FirstMapAttention, HalfHeadsNormAttention)),
+        partial(GroupedDifferentialAttention, 24, 12),
+        partial(FirstMapAttention, 24, 4, head_norm=False, factor=False),
         *(partial(DifferentialAttention, 24, 4, **settings) for settings in SETTINGS),
     ],
 )
@@ -196,4 +229,13 @@ def test_a_layer_matches_its_formula_forward_and_backward(
     layer.backend = "eager"  # the kernels make no maps
     attended, maps = layer.attend_through_maps(x, causal)
     torch.testing.assert_close(layer.out_proj(attended), wanted, **limits)
-    assert (maps.second is None) == isinstance(layer, GatedAttention)
+    assert (maps.second is not None) == layer.is_differential
+
+
+def test_half_heads_is_plain_attention_with_half_the_heads() -> None:
+    half, plain = HalfHeadsAttention(24, 4), SoftmaxAttention(24, 2)
+    half.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 9, 24)
+    assert torch.equal(half(x), plain(x))
+    with pytest.raises(InputError, match="heads 3 is odd"):
+        HalfHeadsAttention(24, 3)

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from benchmarks import needle as program
+from diffclip.attention.differential import DifferentialAttention
 from diffclip.attention.gated import GatedAttention
-from diffclip.attention.module import DifferentialAttention, SelfAttention, SoftmaxAttention
+from diffclip.attention.module import SelfAttention
+from diffclip.attention.softmax import SoftmaxAttention
 
 LAYERS = {"DiffCLIP": DifferentialAttention, "CLIP-gated": GatedAttention}
 

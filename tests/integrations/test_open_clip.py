@@ -16,7 +16,7 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from PIL import Image
 
 import diffclip
-from diffclip.config import MODEL_NAMES
+from diffclip.config import model_names
 from diffclip.errors import InputError
 from diffclip.integrations.open_clip import register, run_command
 from diffclip.published import to_published
@@ -73,7 +73,7 @@ def assert_same(ours, core: diffclip.CLIP, images: torch.Tensor) -> None:
 
 
 def test_our_models_are_registered_once_and_open_clips_models_still_work(tmp_path) -> None:
-    assert set(MODEL_NAMES) <= set(open_clip.list_models())
+    assert set(model_names()) <= set(open_clip.list_models())
     before, names = open_clip.create_model, open_clip.list_models()
     register()
     register({"ViT-tiny": CONFIG})

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 import diffclip
-from diffclip.config import MODEL_NAMES
+from diffclip.config import model_names
 from diffclip.errors import InputError
 from diffclip.sources.load import load_with_origin
 from diffclip.sources.registry import find_model
@@ -62,7 +62,7 @@ def test_a_model_name_gives_random_weights_with_a_warning(capsys):
 
 
 def test_find_model_finds_nothing_for_names_and_refuses_unknown_sources(tmp_path):
-    assert all(find_model(name) is None for name in MODEL_NAMES)
+    assert all(find_model(name) is None for name in model_names())
     assert find_model("hf-hub:someone/some-model") == "hf-hub:someone/some-model"
     with pytest.raises(InputError, match="did you mean 'CLIP-ViT-B-16'"):
         find_model("clip-vit-b16")

@@ -7,23 +7,28 @@ attention, a head can output nothing without a sink token, but it needs one map 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from diffclip.attention.module import AttentionMaps, SoftmaxAttention
+from diffclip.attention.module import AttentionMaps, PublishedNames, StartingValues
+from diffclip.attention.registry import register_attention
+from diffclip.attention.softmax import SoftmaxAttention
 
 
+@register_attention("gated")
 class GatedAttention(SoftmaxAttention):
     """Plain attention (`qkv`, `out_proj`) with `gate_proj`: a gate for each element of each head's output."""
 
+    published_names: ClassVar[PublishedNames | None] = None
     headwise = False
+    has_bias = False
 
     def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
         super().__init__(dim, num_heads, device=device, **rest)
         gates = num_heads if self.headwise else dim
-        self.gate_proj = nn.Linear(dim, gates, bias=False, device=device, dtype=self.qkv.weight.dtype)
+        self.gate_proj = nn.Linear(dim, gates, bias=self.has_bias, device=device, dtype=self.qkv.weight.dtype)
 
     def _gated(self, heads: Tensor, x: Tensor) -> Tensor:
         gates = torch.sigmoid(self.gate_proj(x))  # [B, N, C], or [B, N, H]
@@ -42,7 +47,24 @@ class GatedAttention(SoftmaxAttention):
         return self._gated(heads, x), maps
 
 
+@register_attention("gated-headwise")
 class HeadwiseGatedAttention(GatedAttention):
     """`GatedAttention` with one gate per head."""
 
     headwise = True
+
+
+@register_attention("gated-open")
+class OpenGatedAttention(GatedAttention):
+    """`GatedAttention` with a bias of 1 in the gate, which starts at 0.73 in place of 0.5.
+
+    OpenCLIP's text tower starts its gates like this: a gate of 0.5 halves what a layer adds to the residual stream
+    (github.com/mlfoundations/open_clip, src/open_clip/transformer.py).
+    """
+
+    has_bias = True
+
+    @classmethod
+    def starting_value(cls, name: str, shape: torch.Size, start: StartingValues) -> Tensor | None:
+        value = super().starting_value(name, shape, start)
+        return torch.ones_like(value) if value is not None and name == "gate_proj.bias" else value

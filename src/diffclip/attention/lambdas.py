@@ -1,11 +1,19 @@
-"""The dtype and the shapes of λ."""
+"""The initial value, the dtype and the shapes of λ."""
 
 from __future__ import annotations
+
+import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from diffclip.errors import InputError
+
+
+def lambda_init_of_layer(lambda_init: float | Literal["dynamic"], layer: int) -> float:
+    """λ_init of layer `layer` (0-based in its tower), paper Section 4.5 and Differential Transformer Section 2.1."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer) if lambda_init == "dynamic" else float(lambda_init)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from diffclip.config import MODEL_NAMES
+from diffclip.config import model_names
 from diffclip.errors import InputError, require_group
 from diffclip.files import check_writable
 from diffclip.sources.load import load_with_origin
@@ -51,7 +51,7 @@ def load_diffclip(
     Raises:
         InputError: no such weights, or weights of another model than `model_name`.
     """
-    loaded = load_with_origin(pretrained, model_name if model_name in MODEL_NAMES else None)
+    loaded = load_with_origin(pretrained, model_name if model_name in model_names() else None)
     return loaded.model.to(device), loaded.preprocess, loaded.tokenizer
 
 

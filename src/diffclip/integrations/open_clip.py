@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.config import (
-    MODEL_NAMES,
     CLIPConfig,
+    model_names,
     name_of,
     named_config,
     parse_config,
@@ -60,7 +60,7 @@ _STARTS = {"init_logit_scale": "logit_scale", "init_logit_bias": "logit_bias"}
 
 
 def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
-    """Make every name in `MODEL_NAMES` and in `models` a model of open_clip; a second call changes nothing.
+    """Make every name in `model_names()` and in `models` a model of open_clip; a second call changes nothing.
 
     Raises:
         InputError: this version of open_clip builds models in another way, or a name is taken or would be misread.
@@ -75,15 +75,16 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
             f"open_clip_torch {version('open_clip_torch')} builds models in another way: "
             "run pip install 'open_clip_torch>=3.0,<=4.2'"
         )
+    ours = model_names()
     for name in models or {}:
         known = open_clip.get_model_config(name)
-        if name in MODEL_NAMES or (known is not None and _MODEL_KEY not in known):
+        if name in ours or (known is not None and _MODEL_KEY not in known):
             raise InputError(f"open_clip has a model called {name} already: take another name")
         # open_clip guesses a loss and a tokenizer if a name contains "coca" or "siglip"
         if not re.fullmatch(r"[\w.+-]+", name) or re.search("siglip|coca", name.lower()):
             raise InputError(f"open_clip would misread the name {name!r}: take letters, digits, - . _ and +")
     with TemporaryDirectory() as folder:  # add_model_config reads the files at once
-        for name, config in ({name: named_config(name) for name in MODEL_NAMES} | dict(models or {})).items():
+        for name, config in ({name: named_config(name) for name in ours} | dict(models or {})).items():
             (Path(folder) / f"{name}.json").write_text(json.dumps(_their_config(config)), encoding="utf-8")
         open_clip.add_model_config(folder)
     if not hasattr(factory.create_model, _MODEL_KEY):

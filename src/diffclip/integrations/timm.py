@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -18,11 +18,10 @@ from timm.models import build_model_with_cfg, create_model, generate_default_cfg
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from diffclip.attention import ATTENTION_LAYERS, settings_of
-from diffclip.attention.module import LAMBDA_VECTORS, LambdaAttention, set_lambda_init
-from diffclip.attention.variants import AddedDifferentialAttention
+from diffclip.attention import ATTENTION_LAYERS, SelfAttention, attention_layer
+from diffclip.attention.module import set_lambda_init
 from diffclip.config import PreprocessConfig, VisionConfig, name_of, named_config
-from diffclip.errors import InputError, unknown_name
+from diffclip.errors import InputError
 from diffclip.model import CLIP
 
 SIZES = {
@@ -40,12 +39,29 @@ for _layer in ATTENTION_LAYERS.values():
     register_notrace_module(_layer)  # one node for torch.fx: its code depends on the input's shape and device
 
 
+class _TimmStart:
+    """The `StartingValues` of a layer in timm: timm's own where its attention has the parameter, else a draw."""
+
+    def __init__(self, layer: SelfAttention) -> None:
+        self.heads, self.width = layer.num_heads, layer.num_heads * layer.head_dim
+        self.values = {name: value.detach() for name, value in layer.named_parameters()}
+        self.drawn: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, shape: Iterable[int], std: float | None = None) -> Tensor:
+        if std is None and name in self.values:
+            return self.values[name]
+        if name not in self.drawn:
+            start = torch.zeros(tuple(shape))
+            self.drawn[name] = start if name.endswith("bias") else nn.init.normal_(start, std=std or 0.02)
+        return self.drawn[name]
+
+
 class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm has no types
     """timm's `VisionTransformer`, with all its arguments and methods, and our attention.
 
     Args:
         attention: the kind in every layer, a key of `diffclip.attention.ATTENTION_LAYERS`.
-        lambda_init: λ_init of every layer, or "dynamic", which grows with depth; only for "differential".
+        lambda_init: λ_init of every layer, or "dynamic", which grows with depth; kinds without it ignore it.
         norm_eps: epsilon of the LayerNorms.
         rest: timm's own arguments.
 
@@ -61,25 +77,21 @@ class DiffVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm ha
         norm_eps: float = 1e-6,
         **rest: Any,
     ) -> None:
-        if attention not in ATTENTION_LAYERS:
-            raise unknown_name("attention", attention, ATTENTION_LAYERS)
         if isinstance(lambda_init, str) and lambda_init != "dynamic":
             raise InputError(f'lambda_init {lambda_init!r} is neither a number nor "dynamic"')
         rest.setdefault("norm_layer", partial(LayerNorm, eps=norm_eps))
-        super().__init__(*args, attn_layer=ATTENTION_LAYERS[attention], **rest)
+        super().__init__(*args, attn_layer=attention_layer(attention), **rest)
         set_lambda_init((block.attn for block in self.blocks), lambda_init)
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Initialize weights as timm does in `mode`, but λ as we do."""
+        """Initialize weights as timm does in `mode`, but parameters with starting values of their own as we do."""
         super().init_weights(mode, needs_reset)
         for block in self.blocks:
-            if isinstance(block.attn, LambdaAttention):
-                q1, k1, q2, k2 = (getattr(block.attn, name) for name in LAMBDA_VECTORS)
-                for vector in (q1, k1, q2, k2):
-                    nn.init.normal_(vector, std=0.1)
-                if isinstance(block.attn, AddedDifferentialAttention):  # equal products make λ 0
-                    q2.data.copy_(q1.data)
-                    k2.data.copy_(k1.data)
+            start = _TimmStart(block.attn)
+            for name, parameter in block.attn.named_parameters():
+                value = block.attn.starting_value(name, parameter.shape, start)
+                if value is not None:
+                    parameter.data.copy_(value)
 
     def fix_init_weight(self) -> None:
         """Scale the output projections of each block down by its depth, as timm does with `fix_init`."""
@@ -101,7 +113,7 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
         InputError: the tower has parts that timm's towers lack.
     """
     config, vision = model.config, model.config.vision
-    if settings_of(vision.attention, config.differential) or (vision.pre_norm and vision.patch_bias):
+    if vision.layer_options(config.differential) or (vision.pre_norm and vision.patch_bias):
         raise InputError(
             f"{name_of(config)} lacks a part of differential attention, or has a norm after biased patches: "
             "use diffclip.load(…)[0].visual"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from diffclip.config import ABLATIONS, VARIANTS
+from diffclip.config import VARIANTS
 from diffclip.evaluation.averages import OUT_OF_DOMAIN, SIX_TASKS
 
 DATASETS = {
@@ -102,22 +102,21 @@ _NOT_SHARES = (
     *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
     *("gradient_cosine", "sink_ratio", "sink_value_norm"),
 )
-_ORDER = (*VARIANTS, *ABLATIONS)
 
 
 def in_order(models: Iterable[str]) -> list[str]:
-    """Sort models: CLIP, DiffCLIP, its variants, ablations, then others as they come."""
+    """Sort models: CLIP, DiffCLIP, its variants, rivals, ablations, then others as they come."""
     names = list(models)
-    ranks = {name: position for position, name in enumerate(_ORDER)}
+    ranks = {name: position for position, name in enumerate(VARIANTS)}
     return sorted(
         names, key=lambda name: (ranks.get(variant_in_name(name), len(ranks)), len(name), names.index(name))
     )
 
 
 def variant_in_name(model: str) -> str:
-    """Find the variant or ablation in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after other
+    """Find the variant in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after other
     words ("flickr8k_cpu-DiffCLIP", "CLIP-as-DiffCLIP"); return the whole name if there is none."""
-    fitting = [name for name in _ORDER if re.search(rf"(^|-){re.escape(name)}($|[- ])", model)]
+    fitting = [name for name in VARIANTS if re.search(rf"(^|-){re.escape(name)}($|[- ])", model)]
     return max(fitting, key=len, default=model)
 
 

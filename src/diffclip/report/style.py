@@ -6,7 +6,8 @@ The palette is Okabe and Ito's (jfly.uni-koeln.de/color).
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,10 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from diffclip.config import VARIANTS
 from diffclip.files import write_atomically
 from diffclip.report.names import variant_in_name
 
-COLORS = {
-    "CLIP": "#0072b2",
-    "DiffCLIP": "#d55e00",
-    "DiffCLIP-dynamic": "#009e73",
-    "DiffCLIP-vision": "#cc79a7",
-    "DiffCLIP-v2": "#5b4a9e",
-    "DiffCLIP-added": "#e69f00",
-}
 OTHERS = ("#6e7781", "#9a7350", "#4f8585", "#8d6b9c", "#728045", "#a9607c", "#5672a0", "#8a7400", "#56b4e9")
 INK, MUTED, GRID = "#24292f", "#6a737d", "#e3e6ea"
 WIDTH = 5.4
@@ -60,12 +54,17 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def colors_of(models: Sequence[str]) -> dict[str, str]:
-    """Choose a color for each model: the variant's own for its first model, other colors for further models."""
-    chosen: dict[str, str] = {}
-    others = iter(OTHERS * (1 + len(models) // len(OTHERS)))
-    for model in models:
-        color = COLORS.get(variant_in_name(model))
-        chosen[model] = next(others) if color is None or color in chosen.values() else color
+    """Choose a color for each model by the variant in its name."""
+    return dict(zip(models, choose_colors([variant_in_name(model) for model in models]), strict=True))
+
+
+def choose_colors(variants: Iterable[str]) -> list[str]:
+    """Choose colors: the variant's own at its first place, other colors at further places and for other names."""
+    chosen: list[str] = []
+    others = itertools.cycle(OTHERS)
+    for name in variants:
+        color = VARIANTS[name].color if name in VARIANTS else None
+        chosen.append(next(others) if color is None or color in chosen else color)
     return chosen
 
 

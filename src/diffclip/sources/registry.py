@@ -61,9 +61,9 @@ def runs_in(source: str) -> list[str]:
 
 def find_model(source: str) -> str | None:
     """Find the folder, file, hub name or model of a library that `source` stands for; None for a model's name."""
-    from diffclip.config import MODEL_NAMES
+    from diffclip.config import model_names
 
-    if source in MODEL_NAMES and not os.path.exists(source):
+    if source in model_names() and not os.path.exists(source):
         return None
     if source.startswith(HUB_PREFIX) or library_of(source):
         return source
@@ -71,6 +71,6 @@ def find_model(source: str) -> str | None:
         if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
             raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
         raise unknown_name(
-            "model", source, MODEL_NAMES, "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
+            "model", source, model_names(), "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
         )
     return str(checkpoint_of(source))

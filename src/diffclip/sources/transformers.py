@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import cached_file, logging
 
+from diffclip.attention import attention_layer
 from diffclip.config import (
     STATISTICS,
     CLIPConfig,
@@ -189,7 +190,9 @@ def core_config(fields: Mapping[str, Any], source: str) -> CLIPConfig:
     """Convert the configuration of a `DiffCLIPModel`, as transformers saves it, to ours."""
     saved = {tower: fields.get(f"{tower}_config") or {} for tower in TOWER_FIELDS}
     starts = {
-        tower.get("lambda_init", 0.8) for tower in saved.values() if tower.get("attention") == "differential"
+        tower.get("lambda_init", 0.8)
+        for tower in saved.values()
+        if "lambda_init" in attention_layer(tower.get("attention", "softmax")).options
     }
     if len(starts) > 1:
         raise InputError(f"the towers have several lambda_init ({starts}): give one value")

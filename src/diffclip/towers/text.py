@@ -12,8 +12,6 @@ from timm.layers import get_act_layer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffclip.attention import ATTENTION_LAYERS, settings_of
-
 if TYPE_CHECKING:
     from diffclip.config import Differential, TextConfig
 
@@ -26,8 +24,7 @@ class ResidualAttentionBlock(nn.Module):
     def __init__(self, config: TextConfig, differential: Differential | None = None) -> None:
         super().__init__()
         hidden = int(config.width * config.mlp_ratio)
-        settings = settings_of(config.attention, differential)
-        self.attn = ATTENTION_LAYERS[config.attention](config.width, config.heads, **settings)
+        self.attn = config.layer(config.width, config.heads, **config.layer_options(differential))
         self.ln_1 = nn.LayerNorm(config.width, eps=TEXT_NORM_EPS)
         self.mlp = nn.Sequential(
             OrderedDict(

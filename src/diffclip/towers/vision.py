@@ -13,15 +13,12 @@ from timm.layers import LayerNorm
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from diffclip.attention import ATTENTION_LAYERS, settings_of
-
 if TYPE_CHECKING:
     from diffclip.config import Differential, VisionConfig
 
 
 def build_vision(config: VisionConfig, differential: Differential | None = None) -> VisionTransformer:
     """Build the tower for `config`, whose `norm_eps` must be resolved; it maps images [B, 3, S, S] to [B, width]."""
-    layer = ATTENTION_LAYERS[config.attention]
     tower = VisionTransformer(
         img_size=config.image_size,
         patch_size=config.patch_size,
@@ -34,15 +31,15 @@ def build_vision(config: VisionConfig, differential: Differential | None = None)
         drop_path_rate=config.drop_path,
         patch_drop_rate=config.patch_dropout,
         norm_layer=partial(LayerNorm, eps=config.norm_eps),
-        attn_layer=layer,
+        attn_layer=config.layer,
         act_layer=config.activation,
         pre_norm=config.pre_norm,
         reg_tokens=config.registers,
     )
     # timm passes only its own arguments to `attn_layer`
-    if settings := settings_of(config.attention, differential):
+    if options := config.layer_options(differential):
         for block in tower.blocks:
-            block.attn = layer(config.width, config.heads, **settings)
+            block.attn = config.layer(config.width, config.heads, **options)
     patches = tower.patch_embed.proj
     # timm leaves the bias out of the patch embedding if `pre_norm` is set
     if (patches.bias is not None) != config.patch_bias:

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from diffclip.attention.module import LAMBDA_VECTORS
 from diffclip.config import CLIPConfig, name_of
 from diffclip.errors import InputError, unknown_name
 from diffclip.model import CLIP
@@ -180,7 +179,7 @@ def _count(config_json: str, backend: str, grad_checkpointing: bool, precision: 
     if backend in ("auto", "triton"):
         # the fused kernel keeps as much as fused plain attention, plus three numbers per row (0.1 % of ViT-B/16)
         for tower in (config.vision, config.text):
-            tower.attention = "softmax" if tower.attention == "differential" else tower.attention
+            tower.attention = tower.layer.planned_as or tower.attention
         backend = "sdpa"
     small, large = 32, 64
     with model_without_weights(config, backend, grad_checkpointing) as model:
@@ -263,12 +262,16 @@ def make_batch(config: CLIPConfig, samples: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(samples, 3, size, size), tokens
 
 
+OWN_PARAMETERS = "attention, beyond a plain layer"
+
+
 def parameters_by_part(model: CLIP) -> dict[str, int]:
     """Count the parameters of each part; the parts add up to the whole model."""
-    parts = {"vision tower": 0, "text tower, logit scale": 0, "λ and head norms": 0}
+    parts = {"vision tower": 0, "text tower, logit scale": 0, OWN_PARAMETERS: 0}
     for name, parameter in model.named_parameters():
-        if name.rpartition(".")[2] in LAMBDA_VECTORS or ".diff_norm." in name:
-            parts["λ and head norms"] += parameter.numel()
+        inner = name.partition(".attn.")[2]
+        if inner and not inner.startswith(("qkv.", "part_qkv.", "out_proj.")):
+            parts[OWN_PARAMETERS] += parameter.numel()
         elif name.startswith(("visual.", "image_projection")):
             parts["vision tower"] += parameter.numel()
         else:

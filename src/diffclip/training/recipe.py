@@ -22,14 +22,13 @@ from pydantic import (
 )
 
 from diffclip.config import (
-    ABLATIONS,
-    MODEL_NAMES,
     STATISTICS,
     VARIANTS,
     Backend,
     CLIPConfig,
     Init,
     explain,
+    model_names,
     named_config,
     resize_config,
     variant_config,
@@ -180,14 +179,15 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
     if fields.get("model") == OF_WEIGHTS:
         fields = _with_model_of_weights(fields, source)
     recipe = parse(Recipe, fields, source, "recipe", changes)
-    if recipe.architecture is not None and recipe.model in MODEL_NAMES:
+    if recipe.architecture is not None and recipe.model in model_names():
         raise InputError(
             f"{source}: model {recipe.model} has sizes of its own: leave architecture out (architecture=null), "
             "or give the variant alone"
         )
-    if recipe.architecture is None and recipe.model in (*VARIANTS, *ABLATIONS):
-        suggestion = f", or write {recipe.model}-ViT-B-16" if recipe.model in VARIANTS else ""
-        raise InputError(f"{source}: model {recipe.model} has no size: give `architecture`{suggestion}")
+    if recipe.architecture is None and recipe.model in VARIANTS:
+        raise InputError(
+            f"{source}: model {recipe.model} has no size: give `architecture`, or write {recipe.model}-ViT-B-16"
+        )
     recipe.config()
     return recipe
 

@@ -21,7 +21,7 @@ from diffclip.config import variant_of
 from diffclip.files import printable
 from diffclip.maps.view import OF_TEXTS
 from diffclip.report.attention import RELEVANCE_FLOOR, draw_map, scale_of
-from diffclip.report.style import COLORS, OTHERS
+from diffclip.report.style import choose_colors
 from diffclip.sources.load import RANDOM, Loaded
 from diffclip.web.look import EDGE, METHODS, Look, Map
 
@@ -61,11 +61,8 @@ def page_models(models: Sequence[tuple[str, Loaded]]) -> list[PageModel]:
     if len(set(names)) < len(names):
         names = [f"{printable(source)} ({number})" for number, (source, _) in enumerate(models, 1)]
     named: list[PageModel] = []
-    spare_colors = iter(OTHERS)
-    for name, (source, loaded) in zip(names, models, strict=True):
-        color = COLORS.get(variant_of(loaded.model.config))
-        if color is None or any(model.color == color for model in named):
-            color = next(spare_colors)
+    colors = choose_colors(variant_of(loaded.model.config) for _, loaded in models)
+    for name, color, (source, loaded) in zip(names, colors, models, strict=True):
         origin = "random weights" if loaded.weights == RANDOM else source
         named.append(PageModel(name, printable(f"{loaded.label} · {origin}"), color, loaded))
     return named

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
-from diffclip.attention import settings_of
 from diffclip.config import VOCABULARY, CLIPConfig, mlp_ratio, name_of, parse_config
 from diffclip.errors import InputError
 from diffclip.sources.transformers import TOWER_FIELDS, core_config
@@ -49,7 +48,7 @@ class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     def of(cls, config: CLIPConfig) -> Self:
         """Convert the tower of `config`, the configuration of a built model."""
         tower = getattr(config, cls.tower)
-        if settings_of(tower.attention, config.differential):
+        if tower.layer_options(config.differential):
             raise InputError(
                 f"{name_of(config)} lacks a part of attention: use diffclip.save_weights instead"
             )

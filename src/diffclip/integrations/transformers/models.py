@@ -20,7 +20,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPOutput, CLIPTextModelOutput, CLIPVisionModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from diffclip.attention.module import LAMBDA_VECTORS, set_lambda_init
+from diffclip.attention.differential import LAMBDA_VECTORS
+from diffclip.attention.module import set_lambda_init
 from diffclip.config import CLIPConfig
 from diffclip.errors import InputError
 from diffclip.initialisation import initialise

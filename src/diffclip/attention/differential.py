@@ -1,0 +1,102 @@
+"""Multi-head differential attention (paper Section 3.2; published code: github.com/hammoudhasan/DiffCLIP).
+
+Apart from `qkv`, the parameters have the published code's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from diffclip.attention.dispatch import differential_attention_packed
+from diffclip.attention.head_norm import HEAD_NORM_EPS, NormedAttention
+from diffclip.attention.heads import split_heads
+from diffclip.attention.module import AttentionMaps, PublishedNames, SelfAttention, StartingValues
+from diffclip.attention.registry import register_attention
+
+LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+_SPLIT = {"qkv.": ("q_proj.", "k_proj.", "v_proj.")}
+
+
+class LambdaAttention(SelfAttention):
+    """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads (paper Section
+    3.2, after Differential Transformer, arXiv:2410.05258, Section 2.1)."""
+
+    is_differential = True
+    lambda_init: float
+
+    def add_lambda_vectors(self, device: torch.device | None) -> None:
+        """Make the four vectors from which λ is computed."""
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
+            nn.Parameter(
+                nn.init.normal_(torch.empty(self.head_dim, device=device, dtype=torch.float32), std=0.1)
+            )
+            for _ in range(4)
+        )
+
+    @classmethod
+    def starting_value(cls, name: str, shape: torch.Size, start: StartingValues) -> Tensor | None:
+        return (
+            start(name, shape, std=0.1)
+            if name in LAMBDA_VECTORS
+            else super().starting_value(name, shape, start)
+        )
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LambdaAttention:
+        """Move or cast the layer; λ's vectors move along but stay float32, as in the published code."""
+
+        def vectors() -> dict[str, nn.Parameter]:
+            # compare parts of names: a parametrization puts the vectors into submodules
+            pairs = self.named_parameters()
+            return {
+                name: value for name, value in pairs if not set(LAMBDA_VECTORS).isdisjoint(name.split("."))
+            }
+
+        before = {name: parameter.data for name, parameter in vectors().items()}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, parameter in vectors().items():
+            if parameter.dtype != torch.float32:
+                parameter.data = before[name].to(parameter.device)
+        return self
+
+    def current_lambda(self) -> Tensor:
+        """Return the current λ of this layer: 0-dim, float32, with gradients."""
+        first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
+        second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
+        return first - second + self.lambda_init
+
+
+@register_attention("differential")
+class DifferentialAttention(LambdaAttention, NormedAttention):
+    """Multi-head differential attention: `num_heads` query heads in pairs, num_heads/2 values of twice the width."""
+
+    published_names: ClassVar[PublishedNames | None] = {"vision": _SPLIT, "text": _SPLIT}
+    recreated_when_published = True
+    planned_as = "softmax"
+
+    def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
+        super().__init__(dim, num_heads, device=device, **rest)
+        self.add_lambda_vectors(device)
+
+    def _attend(self, x: Tensor, causal: bool) -> Tensor:
+        return differential_attention_packed(
+            self.qkv(x),
+            self.num_heads,
+            self.current_lambda(),
+            causal=causal,
+            backend=self.backend,
+            norm_weight=self.norm_weight,
+            norm_eps=HEAD_NORM_EPS,
+            out_scale=self.out_scale,
+            dropout_p=self.attn_drop if self.training else 0.0,
+        )
+
+    def attend_through_maps(
+        self, x: Tensor, causal: bool, detach_norm: bool = False
+    ) -> tuple[Tensor, AttentionMaps]:
+        q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
+        heads, maps = self._subtract_maps(q, k, v, self.current_lambda(), causal)
+        return self._finish(heads, maps.first.dtype, detach_norm), maps

@@ -1,0 +1,43 @@
+"""Attention with a second map for every head of plain attention, without a head norm: (A1 − λ·A2)·V."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from diffclip.attention.dispatch import differential_attention
+from diffclip.attention.heads import by_head
+from diffclip.attention.module import AttentionMaps, SelfAttention
+
+
+class PairedAttention(SelfAttention):
+    """(A1 − λ·A2)·V: plain attention with λ, a second query for each head, and perhaps a second key.
+
+    `qkv` and `out_proj` are as in plain attention, so that a plain model with the same seed starts with the same values
+    in them.
+    """
+
+    is_differential = True
+
+    @abstractmethod
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Project x [B, N, C] to queries and keys [B, 2·H, N, d] in adjacent pairs, values [B, H, N, d], and λ, 0-dim
+        or [B, H, N]."""
+
+    def _attend(self, x: Tensor, causal: bool) -> Tensor:
+        q, k, v, lam = self.project(x)
+        dropout_p = self.attn_drop if self.training else 0.0
+        out = differential_attention(q, k, v, lam, causal=causal, backend=self.backend, dropout_p=dropout_p)
+        return out.transpose(1, 2).flatten(2)
+
+    def attend_through_maps(
+        self, x: Tensor, causal: bool, detach_norm: bool = False
+    ) -> tuple[Tensor, AttentionMaps]:
+        heads, maps = self._subtract_maps(*self.project(x), causal)
+        return heads.transpose(1, 2).flatten(2), maps
+
+    def _paired(self, first: Tensor, second: Tensor) -> Tensor:
+        """Interleave first [B, H, N, d] and second [B, N, C] as adjacent heads [B, 2·H, N, d]."""
+        return torch.stack([first, by_head(second, self.num_heads)], dim=2).flatten(1, 2)

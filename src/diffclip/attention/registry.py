@@ -1,0 +1,41 @@
+"""The kinds of attention by name: `attention` in a tower's configuration names one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from diffclip.attention.module import SelfAttention
+from diffclip.errors import InputError, unknown_name
+
+Layer = TypeVar("Layer", bound=type[SelfAttention])
+
+ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {}
+"""The layer for each value of `attention` in a tower's configuration."""
+
+
+def register_attention(name: str) -> Callable[[Layer], Layer]:
+    """Register a subclass of `SelfAttention` as the kind of attention `name`.
+
+    Raises:
+        InputError: the class is no `SelfAttention`, or another class has this name.
+    """
+
+    def register(layer: Layer) -> Layer:
+        if not issubclass(layer, SelfAttention):
+            raise InputError(
+                f"{layer.__name__} is no subclass of diffclip.attention.SelfAttention: derive it"
+            )
+        if (known := ATTENTION_LAYERS.get(name)) is not None:
+            raise InputError(f"attention {name!r} is {known.__qualname__} already: choose another name")
+        ATTENTION_LAYERS[name] = layer
+        return layer
+
+    return register
+
+
+def attention_layer(name: str) -> type[SelfAttention]:
+    """Return the layer of the kind of attention `name`; raise `InputError` if there is none."""
+    if name not in ATTENTION_LAYERS:
+        raise unknown_name("attention", name, ATTENTION_LAYERS)
+    return ATTENTION_LAYERS[name]
