@@ -1,11 +1,15 @@
 """Measure training steps (forward, loss, backward, AdamW) and inference in samples per second, by model and backend.
 
     python -m benchmarks.training [--device cpu|cuda] [--batch 256 1024] [--compile blocks]
+    python -m benchmarks.training --texts RECIPE [key=value …]
 
 The models are ViT-B/16 on a GPU and those of the Flickr8k recipe on a CPU.
 The models take turns in each round, and are also given as ratios to our CLIP in the same section. Their batch is random
 and on the device. Memory is the peak of a step on a GPU; on a CPU, what a forward pass keeps for the backward pass.
 Writes training_DEVICE_bf16.json.
+
+`--texts` prints the time of a step of a recipe whose texts are cut to their longest, as a ratio to a step with texts of
+the whole context. Both take turns; text lengths are like those of Flickr8k's captions.
 """
 
 from __future__ import annotations
@@ -14,12 +18,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import tables
 from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.models import SDPA, Batch, Steps, compile_blocks, make_batch, make_models
 from diffclip.benchmarking.timing import summarize, take_turns
+from diffclip.training.recipe import Recipe, read_recipe
+from diffclip.training.timing import make_step
 
 PRECISION = "bf16"
 _TURN = 2  # timed steps in a turn, after one that warms up
@@ -94,6 +101,27 @@ def _rates(times: list[float], batch: int) -> dict[str, float]:
     return {name: 1000 * batch / timing[key] for name, key in names.items()} | {"samples": timing["samples"]}
 
 
+def compare_texts(recipe: Recipe, device: torch.device, rounds: int, seconds: float) -> str:
+    """Describe the ratio of the times of a step with short texts to one with the whole context, round by round."""
+    count, context = recipe.batch_size, recipe.config().text.context_length
+    # Flickr8k: mean 14 tokens, nine of ten captions up to 19, the longest of a batch of 128 about 30
+    drawn = np.random.default_rng(0).gamma(shape=12, scale=14 / 12, size=count)
+    lengths = np.clip(drawn.round(), 4, context).astype(int).tolist()
+    steps = {
+        name: make_step(recipe, device, count, given) for name, given in (("cut", lengths), ("whole", None))
+    }
+    taken, _ = take_turns(
+        {name: lambda step=step: 1000 * step() for name, step in steps.items()}, rounds, seconds
+    )
+    ratios = np.divide(taken["cut"], taken["whole"])
+    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+    pairs = [count * 1000 / np.median(taken[name]) for name in ("whole", "cut")]
+    return (
+        f"{recipe.model}, batch {count}, context {context}, longest text {max(lengths)}: "
+        f"{pairs[0]:.0f} -> {pairs[1]:.0f} pairs a second, time {middle:.3f} ({low:.3f} to {high:.3f})"
+    )
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     add_common_options(parser, seconds=240.0)
@@ -101,9 +129,14 @@ def main() -> None:
     parser.add_argument("--compile", choices=["blocks"], help="measure compiled as well")
     parser.add_argument("--rounds", type=int, default=10, help="at most, a section")
     parser.add_argument("--models", nargs="+", help="names of the models to compare; default: all")
+    parser.add_argument("--texts", nargs="+", metavar="RECIPE", help="a recipe and changes: cut texts alone")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
+    if options.texts:
+        recipe = read_recipe(options.texts[0], options.texts[1:])
+        print(compare_texts(recipe, device, options.rounds, options.seconds))
+        return
     cuda = device.type == "cuda"
     size = "ViT-B-16" if cuda else None
     sizes = options.batch or ([256, 1024] if cuda else [128])

@@ -15,7 +15,14 @@ def tiny_recipe(
         "vision": {"image_size": size, "patch_size": size // 2, **tower},
         "text": {"context_length": context, **tower},
     }
-    return {"model": "DiffCLIP", "architecture": architecture, "epochs": 2, "batch_size": 8, **fields}
+    return {
+        "model": "DiffCLIP",
+        "architecture": architecture,
+        "epochs": 2,
+        "batch_size": 8,
+        "log_every": 1,
+        **fields,
+    }
 
 
 def changed(recipe: Recipe, **keys: Any) -> Recipe:

@@ -12,9 +12,9 @@ from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError
 from diffclip.model import CLIP
 from diffclip.training.accumulate import backward_in_parts
-from diffclip.training.distributed import average_small, clip_gradients, make_fabric, means
+from diffclip.training.distributed import average_small, clip_gradients, make_fabric, mean_over_processes
 from diffclip.training.launch import Hardware
-from diffclip.training.losses import accuracy_within, make_criterion
+from diffclip.training.losses import accuracy_of, collect_logits, make_criterion
 from diffclip.training.recipe import parse_recipe
 from diffclip.training.validation import validate
 
@@ -68,10 +68,11 @@ def one_step(fabric: Any, loss: str, with_grad: str, micro: str) -> dict[str, An
     lengths = LENGTHS[rank * len(images) :][: len(images)]
     criterion = make_criterion(loss, with_grad == "yes", rank, world)
     parts = (int(micro) or None, partial(fabric.no_backward_sync, wrapped))
-    value, out = backward_in_parts(wrapped, criterion, images, tokens, lengths, fabric.backward, *parts)
+    with collect_logits(criterion) as logits:
+        value, _ = backward_in_parts(wrapped, criterion, images, tokens, lengths, fabric.backward, *parts)
     average_small(fabric, model)
-    accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
-    loss_value, accuracy_value = means(fabric, value, accuracy)
+    accuracy = accuracy_of(loss, logits, rank)
+    loss_value, accuracy_value = mean_over_processes(fabric, [value.item(), accuracy.item()])
     result = {"loss": loss_value, "accuracy": accuracy_value, "gradients": gradients_of(model)}
     result["norm"] = clip_gradients(fabric, model, 10)
     return result | {"clipped": gradients_of(model)}

@@ -58,8 +58,8 @@ def in_one(loss: str) -> tuple[float, float, dict[str, torch.Tensor]]:
     value = make_criterion(loss, True)(**out)
     value.backward()
     scores = out["image_features"] @ out["text_features"].T
-    targets = torch.arange(len(scores))
-    accuracy = sum((scores.argmax(dim) == targets).float().mean() for dim in (0, 1)) / 2
+    targets, directions = torch.arange(len(scores)), (1,) if loss == "siglip" else (0, 1)
+    accuracy = torch.stack([(scores.argmax(dim) == targets).float().mean() for dim in directions]).mean()
     return value.item(), float(accuracy), gradients.gradients_of(model)
 
 

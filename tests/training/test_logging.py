@@ -10,7 +10,9 @@ import pytest
 
 from diffclip import InputError
 from diffclip.training.about import describe_start
+from diffclip.training.loggers import logger_makers, register_logger
 from diffclip.training.logging import RunLogger, duration
+from diffclip.training.recipe import Wandb
 from diffclip.training.run_folder import add_start, read_lines, read_starts
 
 
@@ -50,19 +52,21 @@ def test_log_lines_show_rate_wait_and_time_left(tmp_path: Path, capsys: pytest.C
     assert records[-1]["seconds_left"] == 0
 
 
-def test_tensorboard_logs_every_step_and_lambda_every_tenth_step(tmp_path: Path) -> None:
+def test_tensorboard_logs_the_numbers_of_every_record(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with RunLogger(tmp_path, "test", 25, 3) as logger:
-        for step in range(4, 26):
-            logger.step(record(step) | {"loss": math.nan if step == 7 else step / 2})
-        logger.validation(VALIDATION | {"step": 25})
+    for done in (0, 3):  # the second start goes on from an earlier step
+        with RunLogger(tmp_path, "test", 25, done, logger_makers(tmp_path, done, None, (), {})) as logger:
+            for step in range(done + 1, done + 6):
+                logger.step(record(step) | {"loss": math.nan if step == 7 else step / 2})
+            logger.validation(VALIDATION | {"step": done + 5})
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     losses = {event.step: event.value for event in events.Scalars("train/loss")}
-    assert list(losses) == list(range(4, 26))
-    assert [event.step for event in events.Scalars("lambda/visual/0")] == [4, 10, 20, 25]
-    assert [event.value for event in events.Scalars("validation/score")] == [0.5]
-    assert [event.value for event in events.Scalars("map_correlation/visual/0")] == [0.25]
+    assert sorted(losses) == list(range(1, 9))
+    assert losses[8] == 4
+    assert {event.step for event in events.Scalars("lambda/visual/0")} == set(range(1, 9))
+    assert {event.value for event in events.Scalars("validation/score")} == {0.5}
+    assert {event.value for event in events.Scalars("map_correlation/visual/0")} == {0.25}
 
 
 def test_each_start_records_how_it_ended(tmp_path: Path) -> None:
@@ -87,25 +91,42 @@ def test_offline_weights_and_biases_resumes_the_same_run(tmp_path: Path, monkeyp
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for done in (0, 2):
-        with RunLogger(tmp_path, "test", 20, done, "a-project", {"model": "it"}) as logger:
+        loggers = logger_makers(
+            tmp_path, done, Wandb(project="a-project", tags=["a-tag"]), (), {"model": "it"}
+        )
+        with RunLogger(tmp_path, "test", 20, done, loggers) as logger:
             for step in (done + 1, done + 2):
                 logger.step(record(step))
         wandb.teardown()
     files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     content = b"".join(file.read_bytes() for file in files)
     assert {file.name for file in files} == {f"run-{(tmp_path / 'wandb' / 'id').read_text()}.wandb"}
-    assert all(word in content for word in (b"a-project", b"train/loss"))
+    assert all(word in content for word in (b"a-project", b"a-tag", b"train/loss"))
+
+
+class Full:
+    """A logger whose disk is full from the second step on."""
+
+    def log_metrics(self, numbers: dict[str, float], step: int) -> None:
+        if step > 1:
+            raise OSError(28, "No space left on device")
+
+    def finalize(self, status: str) -> None:
+        raise AssertionError("a dropped logger is not used again")
 
 
 def test_unusable_loggers_are_reported_and_skipped(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "tensorboard").touch()
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with RunLogger(tmp_path, "test", 1, wandb="a-project") as logger:
-        logger.step(record(1))
+    register_logger("full")(lambda run, config: Full())
+    loggers = logger_makers(tmp_path, 0, Wandb(project="a-project"), ["full"], {})
+    with RunLogger(tmp_path, "test", 3, 0, loggers) as logger:
+        for step in (1, 2, 3):
+            logger.step(record(step))
     messages = [line for line in capsys.readouterr().err.splitlines() if line.startswith("diffclip: ")]
-    for line, name in zip(messages, ("TensorBoard", "Weights & Biases"), strict=True):
+    for line, name in zip(messages, ("TensorBoard", "Weights & Biases", "full"), strict=True):
         assert line.startswith(f"diffclip: {name} cannot be used, the run goes on without it: ")
-    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1]
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
 
 
 def test_each_start_records_its_command_and_versions_without_passwords(tmp_path, monkeypatch) -> None:

@@ -29,12 +29,14 @@ from zeroed_images import zero_images
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
+from diffclip.data import loader
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, StoppedError
 from diffclip.sources.to_differential import to_differential
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
+from diffclip.training.launch import Hardware
 from diffclip.training.recipe import Recipe, parse_recipe, read_recipe
 from diffclip.training.run import open_training_data
 from diffclip.training.run_folder import lock_folder, read_lines, read_starts
@@ -164,7 +166,9 @@ def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(finished, r
     with pytest.raises(InputError, match=r"was started with lr=0\.001, not 0\.002"):
         runner.train(changed(recipe, lr=2e-3), run, resume=True)
     before = (run / "metrics.jsonl").read_text()
-    assert runner.train(changed(recipe, checkpoint_every=4), run, resume=True).progress.step == 15
+    assert (
+        runner.train(changed(recipe, checkpoint_every=4, log_every=5), run, resume=True).progress.step == 15
+    )
     assert (run / "metrics.jsonl").read_text() == before
     shutil.rmtree(run / "checkpoints")
     (run / "about.json").unlink()
@@ -174,23 +178,93 @@ def test_folders_are_not_overwritten_nor_resumed_with_another_recipe(finished, r
     assert (run / "metrics.jsonl").read_text() == before
 
 
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
+
+
+@pytest.mark.parametrize("loss", ["clip", "siglip"])
+def test_nothing_is_read_from_the_device_between_two_records(loss, recipe, tmp_path, monkeypatch) -> None:
+    recipe = changed(recipe, loss=loss, epochs=8, log_every=10, checkpoint_every=1000, data={"val": None})
+    loop, reads = runner.Trainer.train_epoch, list[str]()
+
+    def counted(self: Any, epoch: int) -> None:
+        with monkeypatch.context() as patch:
+            for name in READS:
+                read = getattr(torch.Tensor, name)
+                patch.setattr(
+                    torch.Tensor,
+                    name,
+                    lambda *given, read=read, name=name: (reads.append(name), read(*given))[1],
+                )
+            patch.setattr("diffclip.data.loader._Batches.__getitem__", batches)
+            loop(self, epoch)
+
+    batch_of = loader._Batches.__getitem__
+
+    def batches(
+        self: Any, job: Any
+    ) -> Any:  # what is read while a batch is made has never been on the device
+        count, batch = len(reads), batch_of(self, job)
+        del reads[count:]
+        return batch
+
+    monkeypatch.setattr(runner.Trainer, "train_epoch", counted)
+    runner.train(recipe, tmp_path / "run")
+    records = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 10, 20, 30, 40]
+    assert [record["samples"] for record in records] == [8, 80, 160, 240, 320]
+    assert reads.count("tolist") == 5
+    assert len(reads) == 5 + 8  # torch's DataLoader draws a number for every epoch
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_nothing_waits_between_two_records(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+    log, finish = runner.Trainer._log, runner.Trainer.finish_epoch
+
+    def unwatched(work: Any, then: str) -> Any:
+        def call(*given: Any) -> None:
+            torch.cuda.set_sync_debug_mode("default")
+            work(*given)
+            torch.cuda.set_sync_debug_mode(then)
+
+        return call
+
+    # from the first record on, since the first step prepares libraries
+    monkeypatch.setattr(runner.Trainer, "_log", unwatched(log, "error"))
+    monkeypatch.setattr(runner.Trainer, "finish_epoch", unwatched(finish, "default"))
+    recipe = changed(recipe, log_every=4, data={"val": None, "workers": 1})
+    try:
+        runner.train(recipe, tmp_path / "run", hardware=Hardware(accelerator="cuda"))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [row["step"] for row in read_lines(tmp_path / "run" / "metrics.jsonl")] == [1, 4, 8, 12, 15]
+
+
 @pytest.mark.parametrize(
-    ("where", "step", "words"),
+    ("where", "step", "log_every", "words"),
     [
-        ("gradient", 8, "the loss is .* the gradient's norm"),
-        ("loss", 1, "the loss is nan"),
-        ("validation", 5, "embeddings of the validation split are not finite"),
+        ("gradient", 8, 1, "the loss is .* the gradient's norm"),
+        ("gradient", 8, 10, r"the loss is .* the gradient's norm .* \(found after steps 6 to 10\)"),
+        ("loss", 1, 10, "the loss is nan"),
+        ("loss", 3, 10, r"the loss is nan.* \(found after steps 2 to 5\)"),
+        ("weight", 5, 10, "a weight is not finite"),
+        ("validation", 5, 1, "embeddings of the validation split are not finite"),
     ],
 )
-def test_a_step_that_is_not_finite_stops_the_run(where, step, words, recipe, tmp_path, monkeypatch) -> None:
+def test_a_step_that_is_not_finite_stops_the_run(
+    where, step, log_every, words, recipe, tmp_path, monkeypatch
+) -> None:
     forward, validate, calls, run = CLIP.forward, runner.validate, iter(range(1, 1000)), tmp_path / "run"
-    recipe = changed(recipe, epochs=2)
+    recipe = changed(
+        recipe, epochs=2, log_every=log_every, data={} if where == "validation" else {"val": None}
+    )
 
     def spoiled(self: CLIP, images: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
         out = forward(self, images, tokens)
         if next(calls) == step:
             if where == "loss":
                 out["logit_scale"] = out["logit_scale"] * float("nan")
+            elif where == "weight":
+                self.token_embedding.weight.data[1000] = math.nan  # of a token that no caption has
             else:
                 out["image_features"].register_hook(lambda gradient: gradient * float("inf"))
         return out
@@ -211,6 +285,9 @@ def test_a_step_that_is_not_finite_stops_the_run(where, step, words, recipe, tmp
     copy = pickle.loads(pickle.dumps(error.value))  # as another process gets it
     assert (str(copy), copy.step) == (str(error.value), step)
     monkeypatch.undo()
+    for checkpoint in (run / "checkpoints").glob("step_*"):
+        state = diffclip.load(checkpoint)[0].state_dict()
+        assert all(tensor.isfinite().all() for tensor in state.values())
     assert runner.train(recipe, run, resume=True).progress.step == 10
 
 
@@ -318,6 +395,7 @@ def test_the_sigmoid_loss_trains_and_its_bias_is_saved(recipe: Recipe, tmp_path:
     runner.train(changed(recipe, loss="siglip", epochs=4, lr=4e-3, data={"val": None}), run)
     records = read_lines(run / "metrics.jsonl")
     assert records[0]["logit_scale"] == pytest.approx(10, rel=1e-3)
+    assert all("accuracy" not in record and 0 <= record["image_accuracy"] <= 1 for record in records)
     assert records[-1]["loss"] < records[0]["loss"]
     model, _, _ = diffclip.load(run / "checkpoints" / "last")
     assert model.config.logit_bias
@@ -338,6 +416,21 @@ def test_training_can_start_from_a_saved_model(finished: Path, recipe: Recipe, t
         openai = {"statistics": "openai"}
         runner.train(changed(recipe, weights=str(saved), data=openai), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_frozen_parts_keep_their_values_and_the_run_resumes(finished: Path, recipe: Recipe, tmp_path) -> None:
+    frozen, run = ("visual.blocks.1.", "transformer.", "ln_final.", "token_embedding."), tmp_path / "run"
+    recipe = changed(recipe, freeze=["visual.blocks[1:]", "text"], weights=str(finished), micro_batch=4)
+    for epochs in (1, 2):
+        runner.train(changed(recipe, epochs=epochs), run, resume=True)
+    before, after = (
+        diffclip.load(folder)[0].state_dict() for folder in (finished, run / "checkpoints" / "last")
+    )
+    kept = {name for name in before if torch.equal(before[name], after[name])}
+    assert {name for name in before if name.startswith(frozen)} <= kept
+    assert not [name for name in kept if name.startswith("visual.blocks.0.") and name.endswith("weight")]
+    with pytest.raises(InputError, match=r"freeze: 'visual.blocks\[9\]' is no part of the model"):
+        runner.train(changed(recipe, freeze=["visual.blocks[9]"]), tmp_path / "other")
 
 
 def test_training_reads_data_from_a_read_only_folder(recipe, tmp_path, cache_home) -> None:
@@ -547,6 +640,7 @@ def half_written(run: Path) -> int:
 @pytest.mark.slow(minutes=2)
 def test_a_run_killed_twenty_times_resumes_to_identical_results(recipe, tmp_path) -> None:
     recipe, draw = changed(recipe, epochs=60, checkpoint_every=2, data={"workers": 1}), random.Random(1)
+    recipe = changed(recipe, log_every=3)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     begin(recipe, whole).join()
     steps, halves = [], 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_recipe import changed
 
 from diffclip import CLIP, InputError
 from diffclip.config import (
@@ -26,6 +27,8 @@ from diffclip.training.plan import plan_run
 from diffclip.training.recipe import Recipe, model_fields, parse_recipe, read_recipe
 from diffclip.training.recipe_file import find_recipe, recipe_folders
 from diffclip.weights import save_weights
+
+EXEMPT = ["registers", "class_token", "positions"]
 
 
 def test_changes_set_inner_keys_and_keep_other_fields(recipe_file: Path) -> None:
@@ -307,6 +310,31 @@ def test_vectors_lambdas_norms_biases_and_logit_scale_have_no_decay(recipe: Reci
     assert {names[id(p)].rpartition(".")[2] for p in plain[1]["params"]} == {
         *("logit_scale", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
     }
+
+
+def test_registers_class_token_and_positions_can_have_no_decay_in_any_model(recipe: Recipe) -> None:
+    decayed = []
+    for name, parts in (("CLIP", []), ("CLIP", EXEMPT), ("CLIP-registers", EXEMPT)):
+        arm = changed(recipe, model=name, no_decay=parts)
+        model = CLIP(arm.config(), seed=0)
+        with_decay = {id(parameter) for parameter in make_optimizer(model, arm).param_groups[0]["params"]}
+        decayed.append({own for own, parameter in model.named_parameters() if id(parameter) in with_decay})
+    assert decayed[0] - decayed[1] == {"visual.cls_token", "visual.pos_embed", "positional_embedding"}
+    assert decayed[2] == decayed[1]
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_noted(recipe: Recipe) -> None:
+    assert changed(recipe, epochs=2, warmup_epochs=2).notes() == []
+    [note] = changed(recipe, epochs=1, warmup_epochs=2).notes()
+    assert "the warm-up of 2 epochs is longer than the run of 1" in note
+
+
+def test_wandb_takes_a_project_or_all_its_settings(recipe_file: Path) -> None:
+    assert read_recipe(recipe_file, ["wandb=mine"]).wandb.project == "mine"
+    wandb = read_recipe(recipe_file, ["wandb.project=mine", "wandb.entity=us", "wandb.tags=[a, b]"]).wandb
+    assert (wandb.entity, wandb.group, wandb.tags) == ("us", None, ["a", "b"])
+    with pytest.raises(InputError, match=r"did you mean 'wandb\.group'"):
+        read_recipe(recipe_file, ["wandb.project=mine", "wandb.grop=x"])
 
 
 def test_learning_rate_has_linear_warmup_then_cosine_decay(recipe: Recipe) -> None:

@@ -64,7 +64,9 @@ def train(
     ] = False,
     gpu: Annotated[
         str | None,
-        typer.Option(help="With --dry-run: the GPU to plan for, such as h100; default: a100-80gb."),
+        typer.Option(
+            help="With --dry-run: the GPU to plan for, such as h100; default: this machine, by ten timed steps."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
@@ -102,7 +104,7 @@ def train(
     if dry_run:
         from diffclip.cli.train_plan import show_dry_run
 
-        show_dry_run(resolved, run, resume, hardware, gpu or "a100-80gb", as_json)
+        show_dry_run(resolved, run, resume, hardware, gpu, as_json)
         if nodes > 1 and not as_json:
             words = ["diffclip", "train", source, *words, "--run", str(run), "--resume"]
             words += ["--devices", devices, "--nodes", str(nodes), "--strategy", strategy]

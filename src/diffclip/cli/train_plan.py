@@ -13,7 +13,7 @@ from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import printable
 from diffclip.training.launch import Hardware
 from diffclip.training.logging import duration
-from diffclip.training.plan import GIB, GPUS, UTILIZATION, RunPlan, plan_run
+from diffclip.training.plan import GIB, RunPlan, plan_run
 from diffclip.training.recipe import Recipe
 from diffclip.training.run import build_model, load_initial_weights, open_training_data, open_validation_data
 from diffclip.training.run_folder import check_folder, is_started
@@ -23,9 +23,10 @@ _READ = 8
 
 
 def show_dry_run(
-    recipe: Recipe, run: Path, resume: bool, hardware: Hardware, gpu: str, as_json: bool
+    recipe: Recipe, run: Path, resume: bool, hardware: Hardware, gpu: str | None, as_json: bool
 ) -> None:
-    """Check the data of a run, and print its plan on `hardware`; the GPUs need not be here. Write nothing.
+    """Check the data of a run, and print its plan on this machine, or on GPUs named `gpu`, which need not be here.
+    Write nothing.
 
     If the run cannot start, raise the last reason as `InputError`, and print the other reasons on stderr.
     """
@@ -33,7 +34,7 @@ def show_dry_run(
     if devices == "auto":  # count the devices of this node; the plan may be for many nodes
         devices = replace(hardware, nodes=1).resolved().devices
     world = int(devices) * hardware.nodes
-    samples, findings, problems = None, list[str](), list[str]()
+    samples, findings, problems = None, recipe.notes(), list[str]()
     with _noting(problems):
         require_group("train", "lightning")
     with _noting(problems):
@@ -48,7 +49,7 @@ def show_dry_run(
     with _noting(problems):
         plan = plan_run(recipe, world, hardware.strategy, gpu, samples)
         if not plan["fits"]:
-            problems.append(f"{gpu}: {plan['advice']}")
+            problems.append(f"{plan['device']}: {plan['advice']}")
         if as_json:
             print(json.dumps(plan | {"data": {"found": findings, "problems": problems}}, indent=1))
         else:
@@ -108,7 +109,7 @@ def _look_at_validation_data(recipe: Recipe, findings: list[str]) -> None:
 
 def _show_plan(plan: RunPlan) -> None:
     """Print the plan as one table: parameters, operations per sample, memory of one process, and the run."""
-    gpu, world = plan["gpu"], plan["world"]
+    device, world = plan["device"], plan["world"]
     passes = -(-plan["share"] // plan["pass_size"])
     print(
         f"{plan['model']}, {plan['precision']}, batch {plan['batch_size']:,}: "
@@ -129,10 +130,15 @@ def _show_plan(plan: RunPlan) -> None:
         rows.append(("samples per epoch", f"{plan['samples_per_epoch']:,}"))
         epochs = plan["steps"] // plan["steps_per_epoch"]
         rows.append(("steps", f"{epochs} epochs × {plan['steps_per_epoch']:,} = {plan['steps']:,}"))
-    needed = f"{plan['memory']['total'] / GIB:,.1f} of {GPUS[gpu].memory_gib:,.1f} GiB"
-    rows.append((f"memory of one {gpu}", f"{needed}: {'fits' if plan['fits'] else 'does not fit'}"))
-    rows.append((f"{world} × {gpu}, assumed", f"{UTILIZATION:.0%} of {plan['tflops']:,.0f} TFLOP/s each"))
-    rows.append(("samples per second", f"{plan['samples_per_second']:,.0f}"))
+    needed = f"{plan['memory']['total'] / GIB:,.1f} of {plan['room'] / GIB:,.1f} GiB"
+    rows.append((f"memory of one {device}", f"{needed}: {'fits' if plan['fits'] else 'does not fit'}"))
+    if plan["gpu"]:
+        used = f"{plan['utilization']:.0%} of {plan['tflops']:,.0f} TFLOP/s each"
+        rows.append((f"{world} × {device}, assumed", used))
+        rows.append(("samples per second, at most", f"{plan['samples_per_second']:,.0f}"))
+    else:
+        rows.append((f"{device}, ten timed steps", f"{plan['samples_per_second']:,.0f} samples per second"))
     if plan["hours"] is not None:
-        rows.append(("time", f"{duration(3600 * plan['hours'])}, {world * plan['hours']:,.1f} GPU hours"))
+        gpu_hours = f", {world * plan['hours']:,.1f} GPU hours" if plan["gpu"] else ""
+        rows.append(("time", f"{duration(3600 * plan['hours'])}{gpu_hours}"))
     print_table(("", "value"), "lr", rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,20 @@ class Batch:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def first(self, count: int) -> Batch:
+        """Return the first `count` samples."""
+        images, tokens = self.images[:count], self.tokens[:count]
+        return Batch(images, tokens, self.lengths[:count], self.keys[:count], self.faults)
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch with its tensors on `device`; from pinned memory, the copy does not block."""
+        images, tokens = (tensor.to(device, non_blocking=True) for tensor in (self.images, self.tokens))
+        return replace(self, images=images, tokens=tokens)
+
+    def pin_memory(self) -> Batch:
+        """Return the batch with its tensors in pinned memory (a DataLoader calls this)."""
+        return replace(self, images=self.images.pin_memory(), tokens=self.tokens.pin_memory())
+
 
 class CaptionLoader:
     """Load one process's part of each batch: images with one caption each, in an order drawn from (`seed`, epoch).
@@ -60,6 +74,7 @@ class CaptionLoader:
         rank: the number of this process.
         world: how many processes share each batch.
         timeout: seconds without data from the workers after which an error is raised; not used for remote shards.
+        pin_memory: put batches into pinned memory, from which a GPU copies without blocking.
 
     Attributes:
         samples: how many samples an epoch shows, over all processes.
@@ -82,6 +97,7 @@ class CaptionLoader:
         rank: int = 0,
         world: int = 1,
         timeout: float = 300.0,
+        pin_memory: bool = False,
     ) -> None:
         if batch_size % world:
             raise InputError(
@@ -108,6 +124,7 @@ class CaptionLoader:
             sampler=self._jobs,
             batch_size=None,  # a job is a batch
             persistent_workers=workers > 0,
+            pin_memory=pin_memory,
         )
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from diffclip.benchmarking.timing import take_turns
 from diffclip.errors import DiffCLIPError
@@ -19,15 +16,11 @@ from diffclip.files import write_text
 from diffclip.study.results import TIMING_FILE
 from diffclip.study.spec import Study
 from diffclip.training.about import cpu_name
-from diffclip.training.accumulate import backward_in_parts
-from diffclip.training.distributed import native_precision
-from diffclip.training.losses import make_criterion
 from diffclip.training.recipe import Recipe
-from diffclip.training.run import build_model, compile_blocks
+from diffclip.training.timing import make_step
 
 _STEPS = 3  # per turn, after one step to warm up
 _ROUNDS = 15  # at most
-_LR = 1e-6  # so small that a made-up batch cannot make the weights infinite
 
 
 def time_arms(study: Study, output: Path, device: str, threads: int, seconds: float) -> dict[str, Any]:
@@ -82,48 +75,10 @@ def time_of(times: Sequence[float], baseline: Sequence[float]) -> dict[str, floa
 
 def _make_turn(recipe: Recipe, device: torch.device) -> Callable[[], float]:
     """Make an arm's model and optimizer; return a function that takes a turn and returns the milliseconds of a step."""
-    config = recipe.config()
-    half = native_precision(recipe.precision, device.type) == "bf16"
-    model = build_model(recipe).to(device).train()
-    if recipe.compile:
-        compile_blocks(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, fused=True)
-    criterion = make_criterion(recipe.loss, recipe.gather_with_grad)
-    count, size, text = recipe.batch_size, config.vision.image_size, config.text
-    images = torch.randn(count, 3, size, size, device=device)
-    tokens = torch.randint(1, text.vocab_size, (count, text.context_length), device=device)
-    lengths = [text.context_length] * count
-
-    def forward(images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            out: dict[str, Tensor] = model(images, tokens)
-        return out
-
-    def step() -> None:
-        backward_in_parts(
-            forward,
-            criterion,
-            images,
-            tokens,
-            lengths,
-            torch.Tensor.backward,
-            recipe.micro_batch,
-            nullcontext,
-        )
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def synchronize() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    step = make_step(recipe, device, recipe.batch_size)
 
     def turn() -> float:
         step()
-        synchronize()
-        started = time.perf_counter()
-        for _ in range(_STEPS):
-            step()
-        synchronize()
-        return 1000 * (time.perf_counter() - started) / _STEPS
+        return 1000 * sum(step() for _ in range(_STEPS)) / _STEPS
 
     return turn

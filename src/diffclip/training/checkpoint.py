@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from diffclip.errors import InputError
 from diffclip.files import explain_disk_errors, flush, write_text
-from diffclip.training.distributed import gather, run_on_all, run_on_first
+from diffclip.training.distributed import gather, shared_errors
 from diffclip.training.optimizer import load_optimizer, save_optimizer
 from diffclip.weights import save_tensors, save_weights
 
@@ -65,8 +65,8 @@ def save_checkpoint(
     Checkpoints that no link points to are removed. If the disk refuses to write, `InputError` is raised and the
     earlier checkpoints stay as they were.
     """
-    temporary = run / "checkpoints" / ".new.tmp"
-    folder, is_saved = run_on_first(fabric, lambda: _folder_for(run, progress))
+    temporary, is_first = run / "checkpoints" / ".new.tmp", fabric.global_rank == 0
+    folder, is_saved = gather(fabric, _folder_for(run, progress) if is_first else (run, False))[0]
     if is_saved:
         return folder
     states = {"cpu": torch.get_rng_state()}
@@ -77,16 +77,14 @@ def save_checkpoint(
     weights: Any = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
-
-    def make_folder() -> None:
-        with explain_disk_errors(temporary):
-            shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed while writing
-            temporary.mkdir(parents=True)
-
-    def write() -> None:
-        with explain_disk_errors(temporary.parent):
+    try:
+        with shared_errors(fabric), explain_disk_errors(temporary):
+            if is_first:
+                shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed while writing
+                temporary.mkdir(parents=True)
+        with shared_errors(fabric), explain_disk_errors(temporary.parent):
             save_optimizer(temporary, model, optimizer, fabric.global_rank, fabric.world_size)
-            if fabric.global_rank == 0:
+            if is_first:
                 save_weights(model, temporary, weights)
                 generators = {
                     f"{rank}.{name}": state
@@ -95,13 +93,11 @@ def save_checkpoint(
                 }
                 save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
-
-    try:
-        run_on_first(fabric, make_folder)
-        run_on_all(fabric, write)
-        run_on_first(fabric, lambda: _publish(run, temporary, folder, best))
+        with shared_errors(fabric):
+            if is_first:
+                _publish(run, temporary, folder, best)
     finally:
-        if fabric.global_rank == 0:
+        if is_first:
             shutil.rmtree(temporary, ignore_errors=True)
     return folder
 

@@ -6,15 +6,17 @@ stop after the same step, and an error in the data of one process is raised in a
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,27 +33,39 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 Failure = DiffCLIPError | OSError
+# instead of a number of samples
+_ENDED, _FAILED = -1, -2
 _LOST_MESSAGES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
 
 
-def make_fabric(hardware: Hardware, precision: str) -> Fabric:
-    """Make a Fabric for resolved `hardware`, not launched yet; `precision` is "fp32" or "bf16"."""
+def make_fabric(hardware: Hardware, precision: str, timeout: float = 1800.0) -> Fabric:
+    """Make a Fabric for resolved `hardware`, not launched yet; `precision` is "fp32" or "bf16". A process waits
+    `timeout` seconds for the others."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
     for name in ("lightning.fabric", "lightning.pytorch"):  # their messages repeat the recipe
         logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", "The `srun` command is available on your system but is not used")
     torch.backends.cudnn.allow_tf32 = False  # fp32 is true float32, also in the patch convolution
     strategy: str | Strategy = "auto"
+    # numbers and objects are exchanged between CPUs, so that no GPU has to be waited for
+    backend = "cpu:gloo,cuda:nccl" if hardware.accelerator == "cuda" else "gloo"
     if hardware.strategy == "fsdp":
         # by default, the strategy would have one data-parallel process per node
         strategy = ModelParallelStrategy(
             lambda model, mesh: shard(model, mesh["data_parallel"]),
             data_parallel_size=hardware.world,
             tensor_parallel_size=1,
+            process_group_backend=backend,
+            timeout=timedelta(seconds=timeout),
         )
     elif hardware.world > 1:
-        strategy = DDPStrategy(gradient_as_bucket_view=True)
+        strategy = DDPStrategy(
+            gradient_as_bucket_view=True,
+            process_group_backend=backend,
+            timeout=timedelta(seconds=timeout),
+        )
     return Fabric(
         accelerator=hardware.accelerator,
         devices=hardware.devices,
@@ -111,6 +125,8 @@ def average_small(fabric: Any, model: nn.Module) -> None:
     if fabric.world_size == 1 or not any(map(is_share, model.parameters())):
         return
     grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
+    if not grads:
+        return
     flat_grads = torch.cat([grad.flatten() for grad in grads])
     torch.distributed.all_reduce(flat_grads)
     flat_grads /= fabric.world_size
@@ -127,10 +143,11 @@ def clip_gradients(fabric: Any, model: nn.Module, max_norm: float | None) -> Ten
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     whole = [grad for grad in grads if not is_share(grad)]
     sharded = [grad for grad in grads if is_share(grad)]
-    norm = torch.nn.utils.get_total_norm(whole)
+    norms = [torch.nn.utils.get_total_norm(whole)] if whole else []
     if sharded:
         sharded_norm: Any = torch.nn.utils.get_total_norm(sharded)
-        norm = torch.linalg.vector_norm(torch.stack([norm, sharded_norm.full_tensor()]))
+        norms.append(sharded_norm.full_tensor())
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
@@ -141,37 +158,71 @@ def clip_gradients(fabric: Any, model: nn.Module, max_norm: float | None) -> Ten
 def agreed_batches(
     fabric: Any, batches: Iterator[Batch], stop: StopRequest
 ) -> Iterator[tuple[Batch, float, bool]]:
-    """Yield each batch as (samples, seconds waited for it, whether any process is asked to stop).
+    """Yield each batch on the device, as (batch, seconds waited for data, whether any process is asked to stop).
 
-    If one process skipped broken samples, the others drop as many, so that all have the same number. An error in the
-    data of one process is raised in all.
+    One batch is read ahead: while the step before it computes, the CPUs exchange its size and the request to stop, and
+    its tensors go to the GPU. If one process skipped broken samples, the others drop as many, so that all have the same
+    number. An error in the data of one process is raised in all.
     """
-    while True:
+    copies: torch.cuda.Stream | None = None
+    if fabric.device.type == "cuda":
+        copies = torch.cuda.Stream(fabric.device)  # type: ignore[no-untyped-call]
+    launched, waited = deque[torch.cuda.Event](), 0.0
+
+    def read() -> tuple[Batch | None, Failure | None, np.ndarray[Any, Any], Any]:
+        nonlocal waited
+        batch: Batch | None = None
+        failure: Failure | None = None
+        exchange: Any = None
         started = time.perf_counter()
-        batch, failure = _attempt(lambda: next(batches, None))
-        waited = time.perf_counter() - started
-        size = -2 if failure else -1 if batch is None else len(batch)
-        status = torch.tensor([size, -int(bool(stop.asked))], device=fabric.device)
+        try:
+            batch = next(batches, None)
+        except (DiffCLIPError, OSError) as error:
+            failure = error
+        waited += time.perf_counter() - started
+        samples = _FAILED if failure else _ENDED if batch is None else len(batch)
+        status = np.array([samples, -int(bool(stop.asked))])
         if fabric.world_size > 1:
-            torch.distributed.all_reduce(status, torch.distributed.ReduceOp.MIN)
-        fewest, stop_flag = status.tolist()
-        if fewest == -2:
-            _raise_first(fabric, failure)
-        if fewest < 0 or batch is None:
+            least = torch.distributed.ReduceOp.MIN
+            exchange = torch.distributed.all_reduce(torch.from_numpy(status), least, async_op=True)
+        if batch is not None:
+            with torch.cuda.stream(copies):
+                batch = batch.to(fabric.device)
+        return batch, failure, status, exchange
+
+    ahead = read()
+    while True:
+        batch, failure, status, exchange = ahead
+        if exchange is not None:
+            exchange.wait()
+        samples, asked_to_stop = int(status[0]), bool(status[1] < 0)
+        if samples == _FAILED:
+            with shared_errors(fabric):
+                if failure is not None:
+                    raise failure
+        if samples < 0 or batch is None:
             return
-        fields = {name: getattr(batch, name)[:fewest] for name in ("images", "tokens", "lengths", "keys")}
-        yield dataclasses.replace(batch, **fields), waited, stop_flag < 0
+        if copies is not None:
+            current = torch.cuda.current_stream()
+            current.wait_stream(copies)
+            for tensor in (batch.images, batch.tokens):
+                tensor.record_stream(current)
+            # wait for the step before the last, or the batches of many queued steps would fill the memory
+            launched.append(current.record_event())
+            if len(launched) > 1:
+                launched.popleft().synchronize()
+        ahead = read()
+        # in one process, a request counts at once
+        yield batch.first(samples), waited, asked_to_stop or (exchange is None and bool(stop.asked))
+        waited = 0.0
 
 
-def means(fabric: Any, *values: Tensor, local: Sequence[Tensor] = ()) -> list[float]:
-    """Return the mean over processes of each 0-dim tensor, then the values of `local` (0-dim) in this process. This
-    waits for the GPU once."""
-    averages = torch.stack([value.float() for value in values])
+def mean_over_processes(fabric: Any, numbers: Sequence[float]) -> list[float]:
+    """Return the mean over processes of each number. The CPUs exchange them; no GPU waits."""
+    values = np.array(numbers, dtype=np.float64)
     if fabric.world_size > 1:
-        torch.distributed.all_reduce(averages)
-    averages = averages / fabric.world_size
-    numbers: list[float] = torch.cat([averages, *(value.float().reshape(1) for value in local)]).tolist()
-    return numbers
+        torch.distributed.all_reduce(torch.from_numpy(values))
+    return [float(value) for value in values / fabric.world_size]
 
 
 def gather(fabric: Any, value: Value) -> list[Value]:
@@ -183,37 +234,24 @@ def gather(fabric: Any, value: Value) -> list[Value]:
     return values
 
 
-def run_on_all(fabric: Any, work: Callable[[], Value]) -> Value:
-    """Call `work` in every process; the error (`Failure`) of the first process that fails is raised in all."""
-    result, failure = _attempt(work)
-    _raise_first(fabric, failure)
-    return result  # type: ignore[return-value]
-
-
-def _raise_first(fabric: Any, local_failure: Failure | None) -> None:
-    for failure in gather(fabric, local_failure):
-        if failure is not None:
-            raise raised_by_all(fabric, failure)
+@contextmanager
+def shared_errors(fabric: Any) -> Iterator[None]:
+    """Raise the error (`Failure`) of a block in all processes: that of the first process whose block fails. Every
+    process must run the block, which may do nothing in some of them."""
+    failure: Failure | None = None
+    try:
+        yield
+    except (DiffCLIPError, OSError) as error:
+        failure = error
+    for first_failure in gather(fabric, failure):
+        if first_failure is not None:
+            raise raised_by_all(fabric, first_failure) from None
 
 
 def raised_by_all(fabric: Any, error: Failure) -> Failure:
     """Mark `error`, which every process is about to raise, so that one process prints it."""
     error.shared = fabric.world_size > 1  # type: ignore[union-attr]
     return error
-
-
-def run_on_first(fabric: Any, work: Callable[[], Value]) -> Value:
-    """Call `work` in the first process alone; all processes return its result or raise its error."""
-    result = run_on_all(fabric, lambda: work() if fabric.global_rank == 0 else None)
-    return gather(fabric, result)[0]  # type: ignore[return-value]
-
-
-def run_first_then_others(fabric: Any, work: Callable[[], Value]) -> Value:
-    """Call `work` in the first process of each node, then in the others, which may use the files that it wrote."""
-    first = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0) == 0
-    early = run_on_all(fabric, lambda: work() if first else None)
-    late = run_on_all(fabric, lambda: None if first else work())
-    return early if first else late  # type: ignore[return-value]
 
 
 @contextmanager
@@ -233,10 +271,3 @@ def explain_lost_processes(fabric: Any) -> Iterator[None]:
         )
         pass_last_line(line, DiffCLIPError.exit_code, lost=True)
         raise DiffCLIPError(line) from None
-
-
-def _attempt(work: Callable[[], Value]) -> tuple[Value | None, Failure | None]:
-    try:
-        return work(), None
-    except (DiffCLIPError, OSError) as error:
-        return None, error

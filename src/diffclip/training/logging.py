@@ -1,5 +1,5 @@
-"""The log of a run: `metrics.jsonl` with one record per step, `validation.jsonl`, TensorBoard, Weights & Biases, and
-progress on stderr."""
+"""The log of a run: the records in `metrics.jsonl` and `validation.jsonl`, other loggers (loggers.py), and progress on
+stderr."""
 
 from __future__ import annotations
 
@@ -7,31 +7,22 @@ import json
 import resource
 import sys
 import time
-import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group
+from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import check_writable, explain_disk_errors, write_text
-from diffclip.training.run_folder import (
-    FINISHED,
-    METRICS_FILE,
-    TENSORBOARD_FOLDER,
-    VALIDATION_FILE,
-    read_lines,
-    record_end,
-)
+from diffclip.training.losses import ACCURACY
+from diffclip.training.run_folder import FINISHED, METRICS_FILE, VALIDATION_FILE, read_lines, record_end
 
 # seconds between progress lines without a terminal
 _LINE_EVERY = 15.0
-# steps between λ of single layers in TensorBoard: λ changes slowly, and would be most of the numbers there
-_LAMBDAS_EVERY = 10
 
 
 class RunLogger:
@@ -39,9 +30,9 @@ class RunLogger:
 
     Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). If a run is
     resumed after step `done` of `steps`, its records of later steps are removed, so that each step appears once.
-    `about.json` gets the end of this start. The project `wandb` at Weights & Biases also gets the numbers, and shows
-    `config`. If TensorBoard or Weights & Biases cannot be used, one line says so and the run goes on without it. A
-    `metrics.jsonl` that cannot be written raises `InputError`.
+    `about.json` gets the end of this start. `loggers` maps names to functions that make loggers of Lightning's; if one
+    cannot be made or used, one line says so and the run goes on without it. A `metrics.jsonl` that cannot be written
+    raises `InputError`.
     """
 
     def __init__(
@@ -50,21 +41,20 @@ class RunLogger:
         label: str,
         steps: int,
         done: int = 0,
-        wandb: str | None = None,
-        config: Mapping[str, Any] | None = None,
+        loggers: Mapping[str, Callable[[], Any]] | None = None,
     ) -> None:
         from rich.console import Console
         from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-        self._run, self._label, self._steps, self._step, self._first = run, label, steps, done, done + 1
+        self._run, self._label, self._steps, self.reached = run, label, steps, done
         self._ended: LastSteps = deque(maxlen=51)
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
             drop_records_after(run / name, done)
-        makers: dict[str, Callable[[], Any]] = {"TensorBoard": partial(_tensorboard_logger, run, done)}
-        if wandb is not None:
-            makers["Weights & Biases"] = partial(_wandb_logger, run, wandb, done, config or {})
-        self._loggers = _make_loggers(makers)
+        self._loggers: dict[str, Any] = {}
+        for name, make in (loggers or {}).items():
+            with self._dropping(name):
+                self._loggers[name] = make()
         self._console = Console(file=sys.stderr)
         columns = (MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
         self._bar = Progress(*columns, console=self._console)
@@ -80,29 +70,29 @@ class RunLogger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        for name in list(self._loggers):
+            with self._dropping(name):
+                self._loggers[name].finalize("failed" if error else "success")
         try:
             with explain_disk_errors(self._run):
-                for name, logger in self._loggers.items():
-                    logger.finalize("failed" if error else "success")
-                    if name == "Weights & Biases":
-                        logger.experiment.finish(exit_code=int(error is not None))
-                record_end(self._run, format_error(error) if error else FINISHED, self._step, _peak_memory())
+                record_end(
+                    self._run, format_error(error) if error else FINISHED, self.reached, _peak_memory()
+                )
         except (OSError, InputError):
             if error is None:  # the run's own error must not be hidden by one of a full disk
                 raise
 
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
-        step = self._step = record["step"]
+        step = self.reached = record["step"]
         self._ended.append((step, record["samples"], time.monotonic()))
         rate, left = pace(self._ended, self._steps)
         times = {"time": round(time.time(), 3), "seconds_left": None if left is None else round(left, 1)}
-        layers = step in (self._first, self._steps) or step % _LAMBDAS_EVERY == 0
-        numbers = _numbers(record | times, "train", ("step", "time"), layers)
-        self._log(METRICS_FILE, record | times, numbers)
+        self._log(METRICS_FILE, record | times, _numbers(record | times, "train", ("step", "time")))
 
+        accuracy = next(value for key, value in record.items() if key in ACCURACY.values())
         progress = (
-            f"loss {record['loss']:.3f}  accuracy {record['accuracy']:.0%}  "
+            f"loss {record['loss']:.3f}  accuracy {accuracy:.0%}  "
             f"{rate or record['samples_per_second']:,.0f} samples/s  data wait {record['data_wait']:.0%}"
         )
         if left is not None:
@@ -116,7 +106,7 @@ class RunLogger:
     def validation(self, record: dict[str, Any]) -> None:
         """Write and show one validation."""
         left_out = ("step", "epoch", "samples", "images", "captions")
-        self._log(VALIDATION_FILE, record, _numbers(record, "validation", left_out, layers=True))
+        self._log(VALIDATION_FILE, record, _numbers(record, "validation", left_out))
         self._console.print(
             f"{self._label}: epoch {record['epoch']}: validation R@5 "
             f"text→image {record['image_retrieval_recall@5']:.1%}, "
@@ -130,9 +120,21 @@ class RunLogger:
         """Write `record` to the file `name`, and its `numbers` to the other loggers."""
         with explain_disk_errors(self._run / name), (self._run / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-        with explain_disk_errors(self._run / TENSORBOARD_FOLDER):
-            for logger in self._loggers.values():
-                logger.log_metrics(numbers, record["step"])
+        for logger_name in list(self._loggers):
+            with self._dropping(logger_name):
+                self._loggers[logger_name].log_metrics(numbers, record["step"])
+
+    @contextmanager
+    def _dropping(self, name: str) -> Iterator[None]:
+        """Drop the logger `name` if the block fails, with one line about it."""
+        try:
+            yield
+        except StoppedError:
+            raise
+        except Exception as error:  # libraries raise many kinds of errors; none may stop a run
+            self._loggers.pop(name, None)
+            reason = format_error(error)[:300]
+            print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
 
 
 def _peak_memory() -> int:
@@ -148,67 +150,20 @@ def format_error(error: BaseException) -> str:
     return " ".join(f"{kind}{error}".split()).removesuffix(":")
 
 
-def _make_loggers(makers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Make the loggers; print one line for each logger that cannot be made."""
-    loggers = {}
-    for name, make in makers.items():
-        try:
-            loggers[name] = make()
-        except StoppedError:
-            raise
-        except Exception as error:  # libraries raise many kinds of errors; none may stop a run
-            reason = format_error(error)[:300]
-            print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
-    return loggers
-
-
-def _tensorboard_logger(run: Path, done: int) -> Any:
-    require_group("train", "tensorboard")
-    from lightning.fabric.loggers import TensorBoardLogger
-
-    logger = TensorBoardLogger(run, name="", version=TENSORBOARD_FOLDER, purge_step=done + 1)
-    _ = logger.experiment  # opens its file now
-    return logger
-
-
-def _wandb_logger(run: Path, project: str, done: int, config: Mapping[str, Any]) -> Any:
-    """Make a logger for Weights & Biases. The folder keeps the id, so that a resumed run continues the same log."""
-    require_group("wandb", "wandb")
-    import wandb
-    from lightning.pytorch.loggers import WandbLogger
-
-    file = run / "wandb" / "id"
-    if not done or not file.is_file():
-        write_text(file, uuid.uuid4().hex[:16])
-    logger = WandbLogger(
-        run.resolve().name,
-        run,
-        id=file.read_text(encoding="utf-8"),
-        project=project,
-        resume="allow",
-        settings=wandb.Settings(console="off", silent=True, save_code=False, x_disable_meta=True),
-    )
-    logger.log_hyperparams(dict(config))
-    return logger
-
-
-def _numbers(
-    record: Mapping[str, Any], prefix: str, left_out: Iterable[str], layers: bool
-) -> dict[str, float]:
-    """Return the numbers of a record by name; include those of single layers if `layers` is set."""
+def _numbers(record: Mapping[str, Any], prefix: str, left_out: Iterable[str]) -> dict[str, float]:
+    """Return the numbers of a record by name, also those of single layers."""
     numbers = {
         f"{prefix}/{name}": value
         for name, value in record.items()
         if name not in left_out and isinstance(value, int | float)
     }
-    if layers:
-        numbers |= {
-            f"{name}/{tower}/{layer}": value
-            for name in ("lambda", "map_correlation")
-            for tower, values in record.get(name, {}).items()
-            for layer, value in enumerate(values)
-        }
-    return numbers
+    layers = {
+        f"{name}/{tower}/{layer}": value
+        for name in ("lambda", "map_correlation")
+        for tower, values in record.get(name, {}).items()
+        for layer, value in enumerate(values)
+    }
+    return numbers | layers
 
 
 def drop_records_after(file: Path, step: int) -> None:

@@ -1,5 +1,5 @@
 """The training loop. `Trainer.train_epoch` is the step: batch, learning rate, forward, loss, backward, clip, step,
-clamp, record, checkpoint.
+clamp, record, checkpoint. Between two records nothing is read from the device, so that a step never waits for it.
 
 Fabric places the model, sets the precision and averages gradients over processes; every process runs this file.
 `run.py` prepares what a `Trainer` holds.
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,15 @@ from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, Not
 from diffclip.preprocess import normalize
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.checkpoint import RunProgress, save_checkpoint
-from diffclip.training.distributed import agreed_batches, clip_gradients, gather, means, raised_by_all
-from diffclip.training.losses import accuracy_within, make_criterion
-from diffclip.training.optimizer import MAX_LOGIT_SCALE, learning_rate
+from diffclip.training.distributed import (
+    agreed_batches,
+    clip_gradients,
+    gather,
+    mean_over_processes,
+    raised_by_all,
+)
+from diffclip.training.losses import ACCURACY, accuracy_of, collect_logits, make_criterion
+from diffclip.training.optimizer import MAX_LOGIT_SCALE, is_share, learning_rate
 from diffclip.training.recipe import Recipe
 from diffclip.training.stopping import StopRequest
 
@@ -33,6 +40,23 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
     from diffclip.training.logging import RunLogger
     from diffclip.training.validation import Validation
+
+
+@dataclass
+class _Timer:
+    """The time since the last record, without checkpoints and validations: its start, the seconds that were spent
+    waiting for data, and the samples."""
+
+    started: float = field(default_factory=time.perf_counter)
+    waited: float = 0.0
+    samples: int = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of a block."""
+        before = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - before
 
 
 @dataclass
@@ -57,11 +81,21 @@ class Trainer:
     progress: RunProgress
     logger: RunLogger | None = None
     skipped: dict[Fault, None] = field(default_factory=dict)
+    # loss and gradient norm of the steps that have not been read from the device
+    _unread: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _timer: _Timer = field(default_factory=_Timer)
 
     @property
     def steps(self) -> int:
         """The number of steps of the whole run."""
         return self.recipe.epochs * self.loader.batches_per_epoch
+
+    def train(self) -> None:
+        """Make the remaining epochs."""
+        self._timer = _Timer()
+        for epoch in range(self.progress.epoch, self.recipe.epochs):
+            self.train_epoch(epoch)
+            self.finish_epoch()
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         """Compute features and logit scale for uint8 images [B, 3, S, S] and tokens [B, L]."""
@@ -77,9 +111,9 @@ class Trainer:
         without_sync = partial(fabric.no_backward_sync, self.wrapped)
         whole_epoch, samples_before = progress.batch == 0, progress.samples
         model.train()
-        batches = self.loader.epoch(epoch, start_batch=progress.batch)
-        for batch, waited, asked_to_stop in agreed_batches(fabric, batches, self.stop):
-            started = time.perf_counter()
+        batches = agreed_batches(fabric, self.loader.epoch(epoch, start_batch=progress.batch), self.stop)
+        for batch, waited, asked_to_stop in batches:
+            self._timer.waited += waited
             self.skipped |= dict.fromkeys(batch.faults)
             if asked_to_stop:
                 self._save_and_stop()
@@ -91,49 +125,30 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
 
-            images, tokens = batch.images.to(fabric.device), batch.tokens.to(fabric.device)
-            loss, out = backward_in_parts(  # forward, loss, backward; in parts of `micro_batch` samples
-                self.forward,
-                criterion,
-                images,
-                tokens,
-                batch.lengths,
-                fabric.backward,
-                recipe.micro_batch,
-                without_sync,
-            )
+            with collect_logits(criterion) if self._is_logged(step) else nullcontext([]) as logits:
+                loss, out = backward_in_parts(  # forward, loss, backward; in parts of `micro_batch` samples
+                    self.forward,
+                    criterion,
+                    batch.images,
+                    batch.tokens,
+                    batch.lengths,
+                    fabric.backward,
+                    recipe.micro_batch,
+                    without_sync,
+                )
             norm = clip_gradients(fabric, model, recipe.clip_grad_norm)
-            accuracy = accuracy_within(out["image_features"], out["text_features"], rank, world)
-            loss_value, accuracy_value, norm_value, scale = means(
-                fabric, loss, accuracy, local=(norm, out["logit_scale"])
-            )
-            if not (math.isfinite(loss_value) and math.isfinite(norm_value)):
-                self._give_up(step, f"the loss is {loss_value}, the gradient's norm {norm_value}")
             self.wrapped_optimizer.step()
             self.optimizer.zero_grad()
             with torch.no_grad():
                 model.logit_scale.clamp_(0, MAX_LOGIT_SCALE)
 
-            samples = len(batch) * world
-            progress.step, progress.samples = step, progress.samples + samples
+            progress.step, progress.samples = step, progress.samples + len(batch) * world
+            self._timer.samples += len(batch) * world
+            self._unread.append((loss, norm))
             if self.logger:
-                # waits for the GPU, so read the clock after it: else only models without λ count the optimizer's time
-                lambdas = {tower: layers.tolist() for tower, layers in model.lambdas().items()}
-                seconds = waited + time.perf_counter() - started
-                record = {
-                    "step": step,
-                    "epoch": epoch + 1,
-                    "samples": progress.samples,
-                    "loss": loss_value,
-                    "accuracy": accuracy_value,
-                    "lr": lr,
-                    "logit_scale": scale,
-                    "grad_norm": norm_value,
-                    "samples_per_second": samples / seconds,
-                    "data_wait": waited / seconds,
-                    "lambda": lambdas,
-                }
-                self.logger.step(record)
+                self.logger.reached = step
+            if self._is_logged(step):
+                self._log(epoch, lr, accuracy_of(recipe.loss, logits, rank), out["logit_scale"])
             if self._is_due() and progress.batch < self.loader.batches_per_epoch:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
@@ -155,8 +170,13 @@ class Trainer:
             self.save(is_best)
 
     def save(self, best: bool = False) -> Path:
-        """Write a checkpoint."""
-        return save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
+        """Write a checkpoint, unless a step or a weight is not finite."""
+        with self._timer.paused():
+            weights = (p.to_local() if is_share(p) else p for p in self.model.parameters())
+            finite = torch.stack([weight.detach().isfinite().all() for weight in weights]).all()
+            if min(mean_over_processes(self.fabric, self._read_steps([finite])[2:])) < 1:
+                self._give_up(self.progress.step, "a weight is not finite")
+            return save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)
 
     def all_skipped(self) -> list[Fault]:
         """List the shards and samples that any process has skipped."""
@@ -164,6 +184,56 @@ class Trainer:
         for part in gather(self.fabric, self.skipped):
             skipped |= part
         return list(skipped)
+
+    def _is_logged(self, step: int) -> bool:
+        """True if a record of this step is written."""
+        return step in (1, self.steps) or step % self.recipe.log_every == 0
+
+    def _log(self, epoch: int, lr: float, accuracy: Tensor, scale: Tensor) -> None:
+        """Write the record of the step that has just been made."""
+        lambdas = self.model.lambdas()
+        loss, norm, own_accuracy, scale_value, *layers = self._read_steps(
+            [accuracy, scale, *lambdas.values()]
+        )
+        [mean_accuracy] = mean_over_processes(self.fabric, [own_accuracy])
+        timer, self._timer = self._timer, _Timer()
+        if self.logger is None:
+            return
+        seconds, values = time.perf_counter() - timer.started, iter(layers)
+        record = {
+            "step": self.progress.step,
+            "epoch": epoch + 1,
+            "samples": self.progress.samples,
+            "loss": loss,
+            ACCURACY[self.recipe.loss]: mean_accuracy,
+            "lr": lr,
+            "logit_scale": scale_value,
+            "grad_norm": norm,
+            "samples_per_second": timer.samples / seconds,
+            "data_wait": timer.waited / seconds,
+            "lambda": {tower: [next(values) for _ in lam] for tower, lam in lambdas.items()},
+        }
+        self.logger.step(record)
+
+    def _read_steps(self, more: Sequence[Tensor]) -> list[float]:
+        """Wait for the device and read, at once, what the steps since the last call left there, and `more`.
+
+        Returns the loss and the gradient's norm of the last step (NaN if there was no step), then the numbers of `more`
+        in this process. A loss or norm that is not finite raises `DivergedError` in all processes.
+        """
+        steps, self._unread = self._unread, []
+        if not steps and not more:
+            return []
+        tensors = [value for step in steps for value in step] + list(more)
+        numbers: list[float] = torch.cat([value.float().reshape(-1) for value in tensors]).tolist()
+        norms = numbers[1 : 2 * len(steps) : 2]
+        losses = mean_over_processes(self.fabric, numbers[: 2 * len(steps) : 2])
+        last, first = self.progress.step, self.progress.step - len(steps) + 1
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), first):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                read = f" (found after steps {first} to {last})" if first < last else ""
+                self._give_up(step, f"the loss is {loss}, the gradient's norm {norm}{read}")
+        return [*(losses[-1:] or [math.nan]), *(norms[-1:] or [math.nan]), *numbers[2 * len(steps) :]]
 
     def _is_due(self) -> bool:
         """True if the recipe wants a checkpoint after this step."""
@@ -175,8 +245,10 @@ class Trainer:
         if self.scorer is None:
             return False
         progress = self.progress
+        self._read_steps([])
         try:
-            result = self.scorer()
+            with self._timer.paused():
+                result = self.scorer()
         except NotFiniteError:
             self._give_up(progress.step, "embeddings of the validation split are not finite")
         except DiffCLIPError:

@@ -9,16 +9,21 @@ features of the other processes are constants, as in SLIP's training: the loss i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Criterion = Callable[..., Tensor]
+Criterion = Any
+"""A loss of OpenCLIP's: a module with `get_logits`, called with the outputs of the model as keyword arguments."""
+ACCURACY = {"clip": "accuracy", "siglip": "image_accuracy"}
+"""The key of `accuracy_of` in a record, by loss."""
 
 
 def make_criterion(kind: str, gather_with_grad: bool, rank: int = 0, world: int = 1) -> Criterion:
-    """Make the loss `kind` ("clip" or "siglip"): a function with the outputs of the model as keyword arguments.
+    """Make the loss `kind` ("clip" or "siglip").
 
     Features are those of this process, [B, D]; B is the same in all processes.
     Sources: Radford et al. 2021 and Zhai et al. 2023, in OpenCLIP's implementations.
@@ -29,26 +34,36 @@ def make_criterion(kind: str, gather_with_grad: bool, rank: int = 0, world: int 
     warnings.filterwarnings("ignore", category=FutureWarning, module="open_clip.loss")
     if kind == "siglip":
         # SigLipLoss has several ways to exchange texts; this one works alike on every backend
-        sigmoid: Criterion = SigLipLoss(rank=rank, world_size=world, dist_impl="gather")
-        return sigmoid
+        return SigLipLoss(rank=rank, world_size=world, dist_impl="gather")
     # local loss: a process holds only the logits of its own rows, B × (B · world)
-    softmax: Criterion = ClipLoss(
-        local_loss=world > 1, gather_with_grad=gather_with_grad, rank=rank, world_size=world
-    )
-    return softmax
+    return ClipLoss(local_loss=world > 1, gather_with_grad=gather_with_grad, rank=rank, world_size=world)
 
 
-@torch.no_grad()
-def accuracy_within(image_features: Tensor, text_features: Tensor, rank: int = 0, world: int = 1) -> Tensor:
-    """Compute the share of this process's pairs [B, D] whose own partner scores highest in the whole batch. The result
-    (0-dim) is the mean of both directions."""
-    images, texts = image_features, text_features
-    if world > 1:
-        features = torch.stack([image_features, text_features])
-        parts = [torch.empty_like(features) for _ in range(world)]
-        torch.distributed.all_gather(parts, features.contiguous())
-        images, texts = torch.cat(parts, dim=1)
-    partners = torch.arange(len(image_features), device=images.device) + rank * len(image_features)
-    to_text = (image_features @ texts.T).argmax(dim=1) == partners
-    to_image = (text_features @ images.T).argmax(dim=1) == partners
-    return (to_text.float().mean() + to_image.float().mean()) / 2
+@contextmanager
+def collect_logits(criterion: Criterion) -> Iterator[list[Tensor]]:
+    """Collect the logits that `criterion` computes within the context, without their graph."""
+    compute, collected = criterion.get_logits, list[Tensor]()
+
+    def compute_and_collect(*arguments: Any, **options: Any) -> Any:
+        logits = compute(*arguments, **options)
+        collected.extend(part.detach() for part in (logits if isinstance(logits, tuple) else [logits]))
+        return logits
+
+    criterion.get_logits = compute_and_collect
+    try:
+        yield collected
+    finally:
+        criterion.get_logits = compute
+
+
+def accuracy_of(kind: str, logits: list[Tensor], rank: int = 0) -> Tensor:
+    """Compute the share of this process's samples whose own partner has the highest logit in the whole batch (0-dim).
+
+    `logits` are those that the loss `kind` computes: for "clip" the rows of images and of texts, so that the result is
+    the mean of both directions; for "siglip" blocks of texts (first this process's own, with several processes then
+    those of every process), so that the result counts rows of images alone.
+    """
+    if kind == "siglip":
+        logits = [torch.cat(logits[1:] or logits, dim=1)]
+    partners = torch.arange(len(logits[0]), device=logits[0].device) + rank * len(logits[0])
+    return torch.stack([(rows.argmax(dim=1) == partners).float().mean() for rows in logits]).mean()

@@ -10,6 +10,8 @@ for any number of processes.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,23 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from diffclip.errors import InputError
 from diffclip.training.recipe import Recipe
 from diffclip.weights import save_tensors
 
 # ln 100, the bound that CLIP and SLIP put on the logit scale
 MAX_LOGIT_SCALE = math.log(100)
+# the parts that a recipe can freeze as a whole
+_TOWERS = {
+    "visual": ("visual", "image_projection"),
+    "text": ("token_embedding", "positional_embedding", "transformer", "ln_final", "text_projection"),
+}
+# the parameters that `no_decay` can exempt
+_EXEMPT = {
+    "registers": ("visual.reg_token",),
+    "class_token": ("visual.cls_token",),
+    "positions": ("visual.pos_embed", "positional_embedding"),
+}
 
 
 def small_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -33,15 +47,55 @@ def small_parameters(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
+def freeze(model: nn.Module, names: Iterable[str]) -> None:
+    """Exclude the parts `names` of a model from training: "visual" or "text" (a tower with its projection), a module or
+    parameter by name, or some modules of a list, such as "visual.blocks[:9]". `InputError` is raised for an unknown
+    part, and if nothing is left to train."""
+    for name in names:
+        prefixes = [prefix for part in _TOWERS.get(name, (name,)) for prefix in _expand(model, part)]
+        frozen = [
+            parameter
+            for own, parameter in model.named_parameters()
+            if any(own == prefix or own.startswith(f"{prefix}.") for prefix in prefixes)
+        ]
+        if not frozen:
+            raise InputError(
+                f"freeze: {name!r} is no part of the model: name a tower (visual, text), a module or parameter, or "
+                "some of a list, such as visual.blocks[:9]"
+            )
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("freeze names every parameter of the model: leave some to train")
+
+
+def _expand(model: nn.Module, name: str) -> list[str]:
+    """Return the names of the modules that an index or a slice at the end of `name` picks; without one, `name`."""
+    match = re.fullmatch(r"(.+)\[(-?\d*)(:?)(-?\d*)\]", name)
+    if match is None:
+        return [name]
+    path, start, colon, end = match.groups()
+    modules = dict(model.named_modules()).get(path)
+    numbers = range(len(modules) if isinstance(modules, Sized) else 0)
+    picked = slice(int(start) if start else None, int(end) if end else None)
+    if not colon:
+        picked = slice(int(start), int(start) + 1 or None) if start else slice(0)
+    return [f"{path}.{number}" for number in numbers[picked]]
+
+
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """Make the AdamW of the recipe; the training loop sets the learning rate before each step.
 
-    It has three groups: parameters with weight decay; norms and biases; λ and the logit scale. The last two have no
-    decay. A fused optimizer needs them apart: a group must be all sharded or all whole tensors.
+    It has three groups: parameters with weight decay; norms, biases and the recipe's `no_decay`; λ and the logit scale.
+    The last two have no decay. A fused optimizer needs them apart: a group must be all sharded or all whole tensors.
     """
-    small = small_parameters(model)
-    shardable = [p for p in model.parameters() if not any(p is other for other in small)]
-    kinds = ([p for p in shardable if p.ndim >= 2], [p for p in shardable if p.ndim < 2], small)
+    exempt = {name for part in recipe.no_decay for name in _EXEMPT[part]}
+    small = {id(parameter) for parameter in small_parameters(model)}
+    kinds: tuple[list[nn.Parameter], ...] = ([], [], [])
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_decayed = parameter.ndim >= 2 and name not in exempt
+            kinds[2 if id(parameter) in small else 0 if is_decayed else 1].append(parameter)
     decays = (recipe.weight_decay, 0.0, 0.0)
     groups = [{"params": kind, "weight_decay": decay} for kind, decay in zip(kinds, decays, strict=True)]
     return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
@@ -86,7 +140,8 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
         states[name][key] = _shard_like(whole, parameters[name])
     if any(states.values()):  # none before the first step
         for name, state in states.items():
-            optimizer.state[parameters[name]] = state
+            if state:  # frozen parameters have none
+                optimizer.state[parameters[name]] = state
 
 
 def _shard_like(tensor: Tensor, parameter: Any) -> Tensor:

@@ -1,13 +1,15 @@
 """The plan of a run (`diffclip train --dry-run`): parameters, operations, memory and time, before memory is allocated.
 
 Parameters, operations and the memory of a pass are counted on a model without weights (torch's fake tensors). It has
-only shapes and types, so counting takes seconds for any size of model and batch. Time is operations / (the GPU's rate ×
-an assumed utilization). Validation and checkpoints are left out, and images are assumed to arrive fast enough.
+only shapes and types, so counting takes seconds for any size of model and batch. The time of a step is measured on
+this machine (timing.py), or for a named GPU estimated: operations / (the GPU's rate × an assumed utilization).
+Validation and checkpoints are left out, and images are assumed to arrive fast enough.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,14 +25,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from diffclip.config import CLIPConfig, name_of
 from diffclip.errors import InputError, unknown_name
 from diffclip.model import CLIP
-from diffclip.training.distributed import blocks_of
+from diffclip.training.about import cpu_name
+from diffclip.training.distributed import blocks_of, native_precision
+from diffclip.training.optimizer import freeze
 from diffclip.training.recipe import Recipe
+from diffclip.training.timing import measure_rate
 
 GIB = 2**30
 # Share of a GPU's rate for dense matrices that a whole training step reaches: an assumption, not measured. It is 0.14
 # in the paper (10 GPU days for CC12M on A100s, Section 5.2), and 0.15 for OpenCLIP's ViT-B/16 on 344 A100s (390 samples
 # per second and GPU, table of arXiv:2212.07143). Fused attention and compilation came later; assume they double it.
 UTILIZATION = 0.3
+# The width of these models. For each number that it reads, a product with a w × w matrix makes w operations: the less,
+# the more a GPU waits for its memory.
+_FULL_WIDTH = 768
 # CUDA's context, the workspaces of its libraries, NCCL's buffers: an assumption, 0.7 to 1.5 GiB in practice
 _CONTEXT = int(1.25 * GIB)
 # assumed factor for memory that torch's allocator holds but cannot use, on tensors that live within a step
@@ -68,19 +76,23 @@ hours are None if the number of samples is not known. `advice` says what to chan
 
 
 def plan_run(
-    recipe: Recipe, world: int = 1, strategy: str = "auto", gpu: str = "a100-80gb", samples: int | None = None
+    recipe: Recipe,
+    world: int = 1,
+    strategy: str = "auto",
+    gpu: str | None = "a100-80gb",
+    samples: int | None = None,
 ) -> RunPlan:
-    """Plan `recipe` on `world` GPUs of one kind.
+    """Plan `recipe` on `world` GPUs of one kind, or on this machine.
 
     Args:
         strategy: "ddp", "fsdp", or "auto" for DDP if there are several processes.
-        gpu: a name in `GPUS`.
+        gpu: a name in `GPUS`; None: this machine's GPU or CPU, with the time of ten steps.
         samples: samples per epoch; None: the recipe's `data.expected_samples`.
 
     Raises:
         InputError: unknown GPU, a batch that the processes cannot share equally, or an epoch without a whole batch.
     """
-    if gpu not in GPUS:
+    if gpu is not None and gpu not in GPUS:
         raise unknown_name("gpu", gpu, GPUS)
     if recipe.batch_size % world:
         raise InputError(
@@ -90,35 +102,44 @@ def plan_run(
     steps_per_epoch = samples // recipe.batch_size if samples is not None else None
     if steps_per_epoch == 0:
         raise InputError(f"{samples} samples are fewer than batch_size {recipe.batch_size}: lower it")
+    device = torch.device("cuda" if gpu or torch.cuda.is_available() else "cpu")
     if recipe.precision == "auto":
-        recipe = recipe.model_copy(update={"precision": "bf16"})
+        precision = "bf16" if gpu else native_precision("auto", device.type)
+        recipe = recipe.model_copy(update={"precision": precision})
     sharded, share = world > 1 and strategy == "fsdp", recipe.batch_size // world
     pass_size = min(recipe.micro_batch or share, share)
+    config = recipe.config()
     counts = _count(
-        recipe.config().model_dump_json(),
+        config.model_dump_json(),
         recipe.attention_backend,
         recipe.grad_checkpointing,
         recipe.precision,
+        tuple(recipe.freeze),
     )
     flops = _flops(recipe, counts, in_parts=pass_size < share)
-    tflops = getattr(GPUS[gpu], recipe.precision)
-    samples_per_second = tflops * 1e12 * UTILIZATION * world / flops["total"]
+    if gpu is None:
+        # the processes of a CPU share it, those of GPUs have one each
+        rate = measure_rate(recipe, device, share) * (world if device.type == "cuda" else 1)
+        tflops, utilization, room = None, None, _memory_here(device)
+    else:
+        tflops, room = getattr(GPUS[gpu], recipe.precision), GPUS[gpu].memory_gib * GIB
+        utilization = UTILIZATION * min(1, config.vision.width / _FULL_WIDTH)
+        rate = tflops * 1e12 * utilization * world / flops["total"]
     steps = steps_per_epoch * recipe.epochs if steps_per_epoch else None
 
-    room = GPUS[gpu].memory_gib * GIB
-    memory = _memory(recipe, counts, world, sharded, pass_size)
+    memory = _memory(recipe, counts, world, sharded, pass_size, device)
     fits, advice = memory["total"] <= room, None
     if not fits:
         sizes = dict.fromkeys(-(-share // passes) for passes in range(1, share + 1))
-        fitting = (n for n in sizes if _memory(recipe, counts, world, sharded, n)["total"] <= room)
+        fitting = (n for n in sizes if _memory(recipe, counts, world, sharded, n, device)["total"] <= room)
         largest = next(fitting, None)
-        advice = f"does not fit into {GPUS[gpu].memory_gib:.0f} GiB: " + (
+        advice = f"does not fit into {room / GIB:.0f} GiB: " + (
             f"micro_batch={largest} does"
             if largest
             else "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size, or more or larger GPUs"
         )
     return {
-        "model": name_of(recipe.config()),
+        "model": name_of(config),
         "precision": recipe.precision,
         "strategy": "one process" if world == 1 else "fsdp" if sharded else "ddp",
         "world": world,
@@ -132,12 +153,22 @@ def plan_run(
         "steps_per_epoch": steps_per_epoch,
         "steps": steps,
         "gpu": gpu,
+        "device": gpu or (torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()),
+        "room": room,
+        "utilization": utilization,
         "tflops": tflops,
         "fits": fits,
         "advice": advice,
-        "samples_per_second": samples_per_second,
-        "hours": steps * recipe.batch_size / samples_per_second / 3600 if steps else None,
+        "samples_per_second": rate,
+        "hours": steps * recipe.batch_size / rate / 3600 if steps else None,
     }
+
+
+def _memory_here(device: torch.device) -> int:
+    """Return the bytes of this GPU's memory, or of this machine's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _with_total(parts: dict[str, int]) -> dict[str, int]:
@@ -145,10 +176,11 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
 
 
 class _Counts(NamedTuple):
-    """Parameters by part, of the largest block, and outside the blocks (`rest`); operations per sample of each tower
-    and of the backward pass; bytes of a forward and backward pass, as a constant part and a part per sample."""
+    """Parameters by part, those that are trained, of the largest block, and outside the blocks (`rest`); operations per
+    sample of each tower and of the backward pass; bytes of a forward and backward pass, constant and per sample."""
 
     parameters: dict[str, int]
+    trained: int
     block: int
     rest: int
     vision: int
@@ -159,12 +191,14 @@ class _Counts(NamedTuple):
 
 
 @functools.cache
-def _count(config_json: str, backend: str, grad_checkpointing: bool, precision: str) -> _Counts:
+def _count(
+    config_json: str, backend: str, grad_checkpointing: bool, precision: str, frozen: tuple[str, ...]
+) -> _Counts:
     """Count a model without weights; `grad_checkpointing` recomputes blocks in the backward pass."""
     config = CLIPConfig.model_validate_json(config_json)
     samples = 2  # not 1, as some operations treat that size as a special case
     # "eager", so that every entry of every map counts
-    with model_without_weights(config, "eager", grad_checkpointing) as model:
+    with model_without_weights(config, "eager", grad_checkpointing, frozen) as model:
         images, tokens = make_batch(config, samples)
         with FlopCounterMode(display=False) as vision:
             features = model.encode_image(images).sum()
@@ -174,6 +208,7 @@ def _count(config_json: str, backend: str, grad_checkpointing: bool, precision: 
             features.backward()  # type: ignore[no-untyped-call]
     flops = [counter.get_total_flops() // samples for counter in (vision, text, backward)]
     parts = parameters_by_part(model)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
 
     if backend in ("auto", "triton"):
@@ -182,13 +217,13 @@ def _count(config_json: str, backend: str, grad_checkpointing: bool, precision: 
             tower.attention = tower.layer.planned_as or tower.attention
         backend = "sdpa"
     small, large = 32, 64
-    with model_without_weights(config, backend, grad_checkpointing) as model:
+    with model_without_weights(config, backend, grad_checkpointing, frozen) as model:
         small_peak, large_peak = (
             peak_of_pass(model, *make_batch(config, n), precision) for n in (small, large)
         )
     per_sample = (large_peak - small_peak) // (large - small)
     constant, rest = max(0, small_peak - small * per_sample), sum(parts.values()) - sum(blocks)
-    return _Counts(parts, max(blocks), rest, flops[0], flops[1], flops[2], constant, per_sample)
+    return _Counts(parts, trained, max(blocks), rest, *flops, constant, per_sample)
 
 
 def _flops(recipe: Recipe, counts: _Counts, in_parts: bool) -> dict[str, int]:
@@ -208,7 +243,9 @@ def _flops(recipe: Recipe, counts: _Counts, in_parts: bool) -> dict[str, int]:
     return _with_total(parts)
 
 
-def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_size: int) -> dict[str, int]:
+def _memory(
+    recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_size: int, device: torch.device
+) -> dict[str, int]:
     """Estimate the bytes of one process by part, in passes of `pass_size` samples; a compiled model takes less.
 
     The parts do not all peak at the same moment, so their sum is on the safe side. `sharded` means FSDP: each process
@@ -216,8 +253,8 @@ def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_siz
     the blocks, above all the token embedding, stay gathered through the step.
     """
     config, share = recipe.config(), recipe.batch_size // world
-    whole = sum(counts.parameters.values())
-    local = -(-whole // world) if sharded else whole
+    whole, trained = sum(counts.parameters.values()), counts.trained
+    local, local_trained = (-(-n // world) if sharded else n for n in (whole, trained))
     in_parts = pass_size < share
     gathered = (2 if recipe.loss == "clip" else 1) * share * world if world > 1 else 0
     image, text = 3 * config.vision.image_size**2, config.text.context_length
@@ -227,29 +264,36 @@ def _memory(recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_siz
         "forward and backward pass": counts.constant + pass_size * counts.per_sample,
         "features, all processes": 2 * _FLOAT * config.embed_dim * (2 * share + gathered),
         "logits": _LOGIT[recipe.loss] * share * share * world,
-        "input batch": share * (image + _TOKEN * text) + pass_size * image * _FLOAT,
+        # beside the step's own, the batches of the step before and of the next
+        "input batch": 3 * share * (image + _TOKEN * text) + pass_size * image * _FLOAT,
     }
     persistent = {
         "weights": _FLOAT * local,
-        "gradients": _FLOAT * (whole if in_parts else local),
-        "optimizer": 2 * _FLOAT * local,
+        "gradients": _FLOAT * (trained if in_parts else local_trained),
+        "optimizer": 2 * _FLOAT * local_trained,
     }
     transient = {part: int(_SLACK * size) for part, size in transient.items()}
-    return _with_total(persistent | transient | {"CUDA and libraries": _CONTEXT})
+    if device.type == "cuda":
+        persistent |= {"CUDA and libraries": _CONTEXT}
+    return _with_total(persistent | transient)
 
 
 @contextmanager
 def model_without_weights(
-    config: CLIPConfig, attention_backend: str = "sdpa", grad_checkpointing: bool = False
+    config: CLIPConfig,
+    attention_backend: str = "sdpa",
+    grad_checkpointing: bool = False,
+    frozen: Iterable[str] = (),
 ) -> Iterator[CLIP]:
     """Make the model of `config` in training mode without values (torch's fake tensors). Tensors that are made within
     the context have no values either.
 
-    `grad_checkpointing` recomputes blocks in the backward pass.
+    `grad_checkpointing` recomputes blocks in the backward pass; the parts `frozen` are not trained.
     """
     with torch.device("meta"):
         model = CLIP(config, attention_backend=attention_backend, seed=0).train()
     model.set_grad_checkpointing(grad_checkpointing)
+    freeze(model, frozen)
     # fake CPU tensors, because autocast for other devices needs their hardware
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield model.to_empty(device="cpu")
@@ -284,9 +328,10 @@ def peak_of_pass(model: nn.Module, images: Tensor, tokens: Tensor, precision: st
 
     Tensors may be real or fake.
     """
-    for parameter in model.parameters():
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
         parameter.grad = torch.empty_like(parameter)
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    grads = [p.grad for p in trained if p.grad is not None]
     live = LiveBytes([*model.parameters(), *grads, images, tokens])
     with live:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):

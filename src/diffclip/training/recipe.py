@@ -41,13 +41,15 @@ OF_WEIGHTS = "of-weights"
 """The `model` of a recipe that takes the architecture from the weights to fine-tune."""
 
 
+NoDecay = Literal["registers", "class_token", "positions"]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 # keys that do not change the numbers of a run, except for the order of sums: a resumed run may have other values;
 # `RunProgress.order` tells whether data that has moved is the same
 FREE_KEYS = {
-    *("checkpoint_every", "wandb", "micro_batch", "grad_checkpointing", "compile", "attention_backend"),
+    *("log_every", "wandb", "loggers", "process_timeout", "checkpoint_every"),
+    *("micro_batch", "grad_checkpointing", "compile", "attention_backend"),
     *("data.train", "data.val", "data.memory", "data.expected_samples"),
     *("data.workers", "data.cache", "data.cache_gb", "data.timeout"),
 }
@@ -58,6 +60,16 @@ class WeightedShards(Keys):
 
     shards: str | list[str]
     weight: PositiveFloat = 1.0  # how often an epoch shows each sample; 0.5: a random half, 2: each twice
+
+
+class Wandb(Keys):
+    """Where Weights & Biases logs the run."""
+
+    project: str
+    entity: str | None = None  # user or team; None: the account's default
+    group: str | None = None
+    name: str | None = None  # None: the name of the run's folder
+    tags: list[str] = Field(default_factory=list)
 
 
 class DataRecipe(Keys):
@@ -127,6 +139,8 @@ class Recipe(Keys):
     lr_start: NonNegativeFloat = 1e-6  # where the warm-up starts
     lr_end: NonNegativeFloat = 1e-5  # where the cosine ends
     weight_decay: NonNegativeFloat = 0.5
+    no_decay: list[NoDecay] = Field(default_factory=list)  # without weight decay, as norms and biases are
+    freeze: list[str] = Field(default_factory=list)  # visual, text, or parts such as visual.blocks[:9]
     warmup_epochs: NonNegativeFloat = 1.0
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     eps: PositiveFloat = 1e-8
@@ -137,9 +151,26 @@ class Recipe(Keys):
     grad_checkpointing: bool = False  # recompute blocks in the backward pass
     compile: bool = False  # torch.compile, block by block
     checkpoint_every: PositiveInt | None = None  # in steps; None: every epoch. Best and last are always saved
+    log_every: PositiveInt = 10  # in steps; between two records, no step waits for the device
     validate_every: PositiveInt = 1  # in epochs
-    wandb: str | None = None  # the project at Weights & Biases that also gets the numbers
+    process_timeout: PositiveFloat = 1800.0  # seconds that a process waits for the others before the run ends
+    wandb: Wandb | None = None  # Weights & Biases also gets the numbers; a word is the project
+    loggers: list[str] = Field(default_factory=list)  # of `register_logger` in a plugin
     data: DataRecipe
+
+    @field_validator("wandb", mode="before")
+    @classmethod
+    def _read_project(cls, wandb: object) -> object:
+        return {"project": wandb} if isinstance(wandb, str) else wandb
+
+    def notes(self) -> list[str]:
+        """Return what a user of the recipe should know, in sentences."""
+        if self.warmup_epochs > self.epochs:
+            return [
+                f"the warm-up of {self.warmup_epochs:g} epochs is longer than the run of {self.epochs}: the learning "
+                f"rate never reaches {self.lr:g}; lower warmup_epochs"
+            ]
+        return []
 
     def config(self) -> CLIPConfig:
         """Return the model's configuration; an unknown model or sizes that do not fit together raise `InputError`."""

@@ -36,14 +36,13 @@ from diffclip.training.distributed import (
     make_fabric,
     native_precision,
     raised_by_all,
-    run_first_then_others,
-    run_on_all,
-    run_on_first,
+    shared_errors,
 )
 from diffclip.training.launch import Hardware
+from diffclip.training.loggers import check_loggers, logger_makers
 from diffclip.training.logging import RunLogger
 from diffclip.training.loop import Trainer
-from diffclip.training.optimizer import make_optimizer
+from diffclip.training.optimizer import freeze, make_optimizer
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.run_folder import (
     RECIPE_FILE,
@@ -80,19 +79,22 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         DiffCLIPError: data stopped coming, or another process is gone.
     """
     require_group("train", "lightning")
+    check_loggers(recipe.loggers)
     hardware = (hardware or Hardware()).resolved()
     precision = recipe.precision
     if precision == "auto" and resume and (run / RECIPE_FILE).is_file():
         precision = read_recipe(run / RECIPE_FILE).precision  # as resolved when the run started
     recipe = recipe.model_copy(update={"precision": native_precision(precision, hardware.accelerator)})
-    fabric: Any = make_fabric(hardware, recipe.precision)
+    fabric: Any = make_fabric(hardware, recipe.precision, recipe.process_timeout)
     with StopRequest(run) as stop, ExitStack() as resources:
         fabric.launch()
         first = fabric.global_rank == 0
         if first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
         resources.enter_context(explain_lost_processes(fabric))
-        checkpoint = run_on_first(fabric, lambda: _find_checkpoint(recipe, run, resume, resources))
+        with shared_errors(fabric):
+            found = _find_checkpoint(recipe, run, resume, resources) if first else None
+        checkpoint = gather(fabric, found)[0]
         progress = read_state(checkpoint) if checkpoint is not None else RunProgress()
         if progress.epoch >= recipe.epochs:
             if first:
@@ -102,13 +104,12 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
             return Outcome(progress, rank=fabric.global_rank)
         trainer = _prepare(fabric, recipe, run, checkpoint, progress, stop, resources)
         hosts = gather(fabric, platform.node())
-        trainer.logger = run_on_all(fabric, lambda: _open_logger(trainer, hardware, hosts) if first else None)
+        with shared_errors(fabric):
+            trainer.logger = _open_logger(trainer, hardware, hosts) if first else None
         with trainer.logger or nullcontext():
             stop.saves = True
             try:
-                for epoch in range(trainer.progress.epoch, recipe.epochs):
-                    trainer.train_epoch(epoch)
-                    trainer.finish_epoch()
+                trainer.train()
             except torch.OutOfMemoryError as error:
                 raise DiffCLIPError(
                     f"{run}: the GPU's memory is too small: go on with --resume and micro_batch=N or "
@@ -117,7 +118,9 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
 
-def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> CaptionLoader:
+def open_training_data(
+    recipe: Recipe, rank: int = 0, world: int = 1, pin_memory: bool = False
+) -> CaptionLoader:
     """Open the training shards of `recipe` as a loader of this process's share of uint8 batches.
 
     Nothing is written beside the shards. With `data.memory`, all images are decoded here and kept in memory. The errors
@@ -130,7 +133,7 @@ def open_training_data(recipe: Recipe, rank: int = 0, world: int = 1) -> Caption
     if data.memory:
         corpus.decode()
     return CaptionLoader(
-        corpus, transform, tokenizer, size, seed, data.workers, rank, world, timeout=data.timeout
+        corpus, transform, tokenizer, size, seed, data.workers, rank, world, data.timeout, pin_memory
     )
 
 
@@ -147,10 +150,11 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
 
 
 def build_model(recipe: Recipe) -> CLIP:
-    """Make the model of `recipe`, on the CPU, with fresh values."""
+    """Make the model of `recipe`, on the CPU, with fresh values and its parts frozen."""
     config = recipe.config()
     model = CLIP(config, init=recipe.init, attention_backend=recipe.attention_backend, seed=recipe.seed)
     model.set_grad_checkpointing(recipe.grad_checkpointing)
+    freeze(model, recipe.freeze)
     return model
 
 
@@ -209,20 +213,24 @@ def _prepare(
     Nothing is written before data, their order, weights and sizes are known to be usable.
     """
     rank, world = fabric.global_rank, fabric.world_size
-    # the first process of a node copies remote shards for the others
-    loader, validation = run_first_then_others(
-        fabric, lambda: (open_training_data(recipe, rank, world), open_validation_data(recipe))
-    )
+    for first_of_node in (True, False):  # the first process of a node copies remote shards for the others
+        with shared_errors(fabric):
+            if (fabric.local_rank == 0) == first_of_node:
+                loader = open_training_data(recipe, rank, world, fabric.device.type == "cuda")
+                validation = open_validation_data(recipe)
     resources.enter_context(closing(loader))
     tokenizer = Tokenizer(recipe.config().text)
     tokenizer("a text, to see that the vocabulary fits")
     model = build_model(recipe)
-    if checkpoint is not None:
-        run_on_all(fabric, lambda: load_weights(model, checkpoint))
-    elif recipe.weights is not None:
-        run_on_all(fabric, partial(load_initial_weights, model, recipe.weights))
+    with shared_errors(fabric):
+        if checkpoint is not None:
+            load_weights(model, checkpoint)
+        elif recipe.weights is not None:
+            load_initial_weights(model, recipe.weights)
     _check_order(progress, loader, fabric, run)
-    run_on_first(fabric, lambda: _claim(recipe, run, checkpoint is None, resources))
+    with shared_errors(fabric):
+        if rank == 0:
+            _claim(recipe, run, checkpoint is None, resources)
     torch.manual_seed(recipe.seed + rank)
     if recipe.compile:
         compile_blocks(model)
@@ -287,6 +295,8 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
         f"batches of {recipe.batch_size}, {loader.dropped} left out of each epoch"
         + (f"; {len(loader.faults)} skipped, the first: {loader.faults[0]}" if loader.faults else "")
     )
+    for note in recipe.notes():
+        _say(f"{run}: {note}")
     data = {
         "fingerprint": corpus.identity(),
         "samples": corpus.samples,
@@ -306,7 +316,8 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     add_start(run, about)
     # without credentials, because Weights & Biases shows it to others
     config = hide_credentials(recipe.model_dump(mode="json")) | {"about": about}
-    return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, recipe.wandb, config)
+    loggers = logger_makers(run, done, recipe.wandb, recipe.loggers, config)
+    return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, loggers)
 
 
 def _say(line: str) -> None:

@@ -5,7 +5,7 @@ A correlation near 1 means that both maps attend to the same places, so that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.errors import Fault
-from diffclip.evaluation.embed import embed_captioned, evaluation_mode
+from diffclip.errors import Fault, InputError
+from diffclip.evaluation.embed import check_embeddings, embed_images, embed_texts, evaluation_mode
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.maps.attention import correlation_by_layer
 from diffclip.model import CLIP
 from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
-from diffclip.training.distributed import run_on_first
+from diffclip.training.distributed import gather, shared_errors
 from diffclip.training.optimizer import is_share
 from diffclip.training.recipe import Recipe
 
@@ -46,12 +46,17 @@ class Validation:
 def validate(
     fabric: Any, model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe
 ) -> Validation:
-    """Embed the images and captions of `data` in the first process, and score them. All processes call this, and all
-    raise `InputError` if no image can be read or an embedding is not finite."""
-    # as many images at a time as a forward pass in training
-    batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // fabric.world_size)
+    """Embed the images and captions of `data`, each process its share, and score them in the first process. All
+    processes call this, and all raise `InputError` if no image can be read or an embedding is not finite."""
+    rank, world = fabric.global_rank, fabric.world_size
     whole = _unshard(model, recipe.attention_backend)
-    return run_on_first(fabric, lambda: _validate(whole, data, tokenizer, recipe, batch_size))
+    start, end = (len(data) * number // world for number in (rank, rank + 1))
+    with shared_errors(fabric):
+        share = _embed(whole, data.take(range(start, end)), tokenizer, recipe, world)
+    shares = gather(fabric, share)
+    with shared_errors(fabric):
+        result = _score(whole, tokenizer, shares) if rank == 0 else None
+    return gather(fabric, result)[0]  # type: ignore[return-value]
 
 
 def _unshard(model: CLIP, attention_backend: str) -> CLIP:
@@ -68,28 +73,60 @@ def _unshard(model: CLIP, attention_backend: str) -> CLIP:
     return whole
 
 
-def _validate(
-    model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe, batch_size: int
-) -> Validation:
+@dataclass(frozen=True)
+class _Share:
+    """A process's part of a validation: features on the CPU, the number of captions of each image, the first images and
+    captions, and broken images. `broken` is the error if no image of a part can be read."""
+
+    images: list[Tensor]
+    texts: list[Tensor]
+    captions: list[int]
+    examples: list[tuple[Tensor, str]]
+    faults: list[Fault]
+    broken: InputError | None
+
+
+def _embed(model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe, world: int) -> _Share:
+    """Embed all of `data`, in batches as large as a forward pass in training."""
     transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
-    with_maps: list[Tensor] = []
-    captions: list[str] = []
-
-    def captioned() -> Iterator[tuple[Tensor, list[list[str]]]]:
-        for batch in data.batches(transform, batch_size, recipe.data.workers, recipe.data.timeout):
-            batch_captions = batch.captions or []
-            with_maps.extend(batch.images[: _WITH_MAPS - len(with_maps)])
-            captions.extend(texts[0] for texts in batch_captions)
-            yield batch.images, batch_captions
-
+    batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // world)
+    images, captions, examples, broken = list[Tensor](), list[list[str]](), list[tuple[Tensor, str]](), None
     with evaluation_mode(model):
-        images, texts, owners = embed_captioned(model, tokenizer, captioned())
-        inputs = {"visual": torch.stack(with_maps), "text": tokenizer(captions[:_WITH_MAPS])}
+        try:
+            for batch in data.batches(transform, batch_size, recipe.data.workers, recipe.data.timeout):
+                images.append(embed_images(model, batch.images))
+                captions += batch.captions or []
+                pairs = zip(batch.images, batch.captions or [], strict=True)
+                examples += [(image, texts[0]) for image, texts in pairs][: _WITH_MAPS - len(examples)]
+        except InputError as error:  # all are broken, perhaps only here
+            broken = error
+        texts = [text for group in captions for text in group]
+        image_features = [check_embeddings(torch.cat(images), "images").cpu()] if images else []
+        text_features = [embed_texts(model, tokenizer, texts).cpu()] if texts else []
+    return _Share(image_features, text_features, list(map(len, captions)), examples, data.faults, broken)
+
+
+def _score(model: CLIP, tokenizer: Tokenizer, shares: Sequence[_Share]) -> Validation:
+    """Score what all processes have embedded."""
+    if not any(share.images for share in shares):
+        raise next(share.broken for share in shares if share.broken)
+    device = model.logit_scale.device
+    images = torch.cat([part for share in shares for part in share.images]).to(device)
+    texts = torch.cat([part for share in shares for part in share.texts]).to(device)
+    counts = torch.tensor([count for share in shares for count in share.captions])
+    recalls = retrieval_metrics(
+        *retrieval_ranks(images, texts, torch.arange(len(counts)).repeat_interleave(counts))
+    )
+    examples = [example for share in shares for example in share.examples][:_WITH_MAPS]
+    inputs = {
+        "visual": torch.stack([image for image, _ in examples]),
+        "text": tokenizer([text for _, text in examples]),
+    }
+    with evaluation_mode(model):
         correlation = {
             tower: correlation_by_layer(model, tower, tower_inputs).mean(0).tolist()
             for tower, tower_inputs in inputs.items()
         }
-    recalls = retrieval_metrics(*retrieval_ranks(images, texts, owners))
-    counts = {"images": len(images), "captions": len(texts)}
-    scores = counts | recalls | {"score": sum(recalls.values()) / len(recalls)}
-    return Validation(scores, correlation, list(data.faults))
+    scores = {"images": len(images), "captions": len(texts)} | recalls
+    faults = dict.fromkeys(fault for share in shares for fault in share.faults)
+    return Validation(scores | {"score": sum(recalls.values()) / len(recalls)}, correlation, list(faults))
