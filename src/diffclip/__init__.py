@@ -19,6 +19,10 @@ _PUBLIC = {
     "create_model": "diffclip.model",
     "load_weights": "diffclip.weights",
     "save_weights": "diffclip.weights",
+    "register_attention": "diffclip.attention",
+    "register_variant": "diffclip.config",
+    "register_task": "diffclip.evaluation.run",
+    "register_model_source": "diffclip.sources.registry",
     "load": "diffclip.sources.load",
     "load_records": "diffclip.evaluation.records",
     "differential_attention": "diffclip.attention.dispatch",
@@ -26,16 +30,20 @@ _PUBLIC = {
 }
 
 if TYPE_CHECKING:
+    from diffclip.attention import register_attention as register_attention
     from diffclip.attention.dispatch import differential_attention as differential_attention
     from diffclip.config import CLIPConfig as CLIPConfig
     from diffclip.config import PreprocessConfig as PreprocessConfig
     from diffclip.config import TextConfig as TextConfig
     from diffclip.config import VisionConfig as VisionConfig
+    from diffclip.config import register_variant as register_variant
     from diffclip.errors import InputError as InputError
     from diffclip.evaluation.records import load_records as load_records
+    from diffclip.evaluation.run import register_task as register_task
     from diffclip.model import CLIP as CLIP
     from diffclip.model import create_model as create_model
     from diffclip.sources.load import load as load
+    from diffclip.sources.registry import register_model_source as register_model_source
     from diffclip.weights import load_weights as load_weights
     from diffclip.weights import save_weights as save_weights
 
@@ -43,6 +51,8 @@ __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "attention":  # of `diffclip.attention.SelfAttention`
+        return importlib.import_module("diffclip.attention")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'diffclip' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from diffclip.errors import InputError, unknown_name
+from diffclip.plugins import find_registered
 
 if TYPE_CHECKING:
     from diffclip.attention import SelfAttention
@@ -292,8 +293,9 @@ def model_names() -> list[str]:
 
 def variant_config(variant: str, architecture: dict[str, Any]) -> CLIPConfig:
     """Combine `architecture`, fields of `CLIPConfig` with sizes only, with the attention of a variant."""
-    if variant not in VARIANTS:
-        raise unknown_name("model", variant, VARIANTS)
+    if not find_registered(lambda: variant in VARIANTS):
+        error = unknown_name("model", variant, VARIANTS)
+        raise InputError(f"{error} (a model of your own needs --plugin)")
     conflicts = {"lambda_init", "differential"} & architecture.keys()
     fields = _variant_fields(VARIANTS[variant])
     for tower in ("vision", "text"):
@@ -358,8 +360,8 @@ def explain(error: ValidationError) -> str:
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
     """Return the configuration of a named model, at another image size if one is given. An unknown name (the error
     offers the nearest one), or a size that does not fit the patch, raises `InputError`."""
-    if name not in (names := model_names()):
-        raise unknown_name("model", name, names, "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
+    if not find_registered(lambda: name in model_names()):
+        raise unknown_name("model", name, model_names(), "give MODEL-SIZE, such as DiffCLIP-ViT-B-16")
     size = next(size for size in _SIZES if name.endswith(f"-{size}"))
     patch, vision, text, embed_dim = _SIZES[size]
     towers = [dict(zip(("width", "layers", "heads"), sizes, strict=True)) for sizes in (vision, text)]

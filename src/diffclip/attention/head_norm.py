@@ -132,5 +132,5 @@ class OneMapAttention(NormedAttention):
         self, x: Tensor, causal: bool, detach_norm: bool = False
     ) -> tuple[Tensor, AttentionMaps]:
         q, k, v = self._split(x)
-        maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k)
+        maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k, v)
         return self._finish(maps.combined.to(v.dtype) @ v, maps.first.dtype, detach_norm), maps

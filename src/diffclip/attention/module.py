@@ -43,14 +43,15 @@ class AttentionMaps:
     """The maps of one layer, float32 at least. `first` [B, H, N, N]; `second` and `lam` are None in a plain layer.
 
     The maps were computed from `queries` and `keys` [B, heads, N, d]. A differential layer has these in adjacent pairs,
-    so that heads = 2·H.
+    so that heads = 2·H. The combined map multiplies `values` [B, H, N, e].
     """
 
     first: Tensor
-    second: Tensor | None
-    lam: Tensor | None
+    second: Tensor | None = None
+    lam: Tensor | None = None
     queries: Tensor | None = None
     keys: Tensor | None = None
+    values: Tensor | None = None
 
     @cached_property
     def combined(self) -> Tensor:
@@ -145,7 +146,7 @@ class SelfAttention(nn.Module, ABC):
         if self.backend == "triton":
             say_once('attention backend "triton" never makes the maps: they come from "eager"')
         head_maps = eager.softmax_maps(q, k, causal)
-        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], per_head(lam, v), q, k)
+        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], per_head(lam, v), q, k, v)
         return maps.combined.to(v.dtype) @ v, maps
 
     def own_values(self, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from diffclip.attention.module import SelfAttention
 from diffclip.errors import InputError, unknown_name
+from diffclip.plugins import find_registered
 
 Layer = TypeVar("Layer", bound=type[SelfAttention])
 
@@ -36,6 +37,7 @@ def register_attention(name: str) -> Callable[[Layer], Layer]:
 
 def attention_layer(name: str) -> type[SelfAttention]:
     """Return the layer of the kind of attention `name`; raise `InputError` if there is none."""
-    if name not in ATTENTION_LAYERS:
-        raise unknown_name("attention", name, ATTENTION_LAYERS)
+    if not find_registered(lambda: name in ATTENTION_LAYERS):
+        error = unknown_name("attention", name, ATTENTION_LAYERS)
+        raise InputError(f"{error} (an attention of your own needs --plugin)")
     return ATTENTION_LAYERS[name]

@@ -32,5 +32,5 @@ class SoftmaxAttention(SelfAttention):
         self, x: Tensor, causal: bool, detach_norm: bool = False
     ) -> tuple[Tensor, AttentionMaps]:
         q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)
-        maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k)
+        maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k, v)
         return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps

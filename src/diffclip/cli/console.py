@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,12 +26,39 @@ if TYPE_CHECKING:
 _NAMED = 5
 _SECONDS_A_LINE = 15.0
 
+_Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        help="FILE.py or a module that registers attentions, tasks or model sources (docs/plugin.md).",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers CUDA.")]
 ModelName = Annotated[str | None, typer.Option(help="Name of the model, if a published file fits several.")]
 Processes = Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)]
 Changes = Annotated[
     list[str] | None, typer.Argument(help="Changes to the recipe or study.", metavar="[KEY=VALUE]...")
 ]
+
+
+def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option --plugin, and load the plugins before it runs."""
+
+    @functools.wraps(command)
+    def run(*words: Any, plugin: list[str] | None = None, **options: Any) -> None:
+        from diffclip.plugins import load_plugin
+
+        for source in plugin or ():
+            load_plugin(source)
+        command(*words, **options)
+
+    own = inspect.signature(command, eval_str=True).parameters
+    option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Plugins)
+    run.__signature__ = inspect.Signature([*own.values(), option])  # type: ignore[attr-defined]
+    run.__annotations__ = {
+        name: parameter.annotation for name, parameter in [*own.items(), ("plugin", option)]
+    }
+    return run
 
 
 def table_console() -> Console:

@@ -18,6 +18,7 @@ from diffclip.cli.attend import attend
 from diffclip.cli.bench import bench
 from diffclip.cli.benchmark import SETTINGS, benchmark
 from diffclip.cli.classify import classify
+from diffclip.cli.console import with_plugins
 from diffclip.cli.convert import convert
 from diffclip.cli.data import data
 from diffclip.cli.demo import demo
@@ -45,7 +46,7 @@ for command in (
     *(demo, train, study, evaluate, classify, attend),
     *(explore, report, convert, push, bench),
 ):
-    app.command(command.__name__)(command)
+    app.command(command.__name__)(with_plugins(command))
 
 app.command("benchmark", context_settings=SETTINGS)(benchmark)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from diffclip.cli.console import Changes, Device, show_progress
+from diffclip.cli.console import Changes, Device, show_progress, with_plugins
 from diffclip.cli.demo import explain_stops
 from diffclip.errors import InputError, require_group, require_report
 from diffclip.files import check_writable
@@ -29,6 +29,7 @@ def silence_transformers() -> None:
 
 
 @vlm.command("train")
+@with_plugins
 @exit_on_signals()
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's YAML file, or the name of a built-in recipe.")],
@@ -66,6 +67,7 @@ def train(
 
 
 @vlm.command("ask")
+@with_plugins
 def ask(
     image: Annotated[Path, typer.Argument(help="An image file.", exists=True, dir_okay=False)],
     questions: Annotated[list[str], typer.Argument(help="Each is asked alone.", metavar="QUESTION...")],
@@ -98,6 +100,7 @@ def ask(
 
 
 @vlm.command("evaluate")
+@with_plugins
 def evaluate(
     models: Annotated[
         list[str], typer.Argument(help="Runs of `diffclip vlm train`, or saved models.", metavar="MODEL...")
@@ -165,6 +168,7 @@ def vlm_data(
 
 
 @vlm.command("demo")
+@with_plugins
 def demo(
     folder: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/vlm_scenes"),
     seeds: Annotated[int, typer.Option(min=1, help="Number of models of each kind, with seeds from 0.")] = 1,

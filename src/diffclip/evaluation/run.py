@@ -49,6 +49,8 @@ from diffclip.scenes.write import draw_built_in
 from diffclip.sources.load import Loaded
 from diffclip.weights import weights_digest
 
+TaskFunction = Callable[[Setting[Any]], list[Score]]
+
 
 class Task(NamedTuple):
     """A task: the kinds of set that it reads, its function, and the fields of `Setting`, except `draw`, that not every
@@ -59,7 +61,7 @@ class Task(NamedTuple):
     """
 
     kinds: tuple[Kind, ...]
-    run: Callable[[Setting[Any]], list[Score]]
+    run: TaskFunction
     options: tuple[str, ...] = ()
     squash: bool = False
 
@@ -77,6 +79,24 @@ TASKS = {
     "segmentation": Task(("segmentation",), segmentation, squash=True),
     "sugarcrepe": Task(("sugarcrepe",), sugarcrepe),
 }
+
+
+def register_task(
+    name: str, kinds: Sequence[Kind], options: Sequence[str] = (), squash: bool = False
+) -> Callable[[TaskFunction], TaskFunction]:
+    """Make the decorated function the task `name` of `diffclip evaluate`; the arguments are the fields of `Task`.
+
+    Raises:
+        InputError: another task has this name.
+    """
+    if name in TASKS:
+        raise InputError(f"task {name!r} is registered already: choose another name")
+
+    def register(run: TaskFunction) -> TaskFunction:
+        TASKS[name] = Task(tuple(kinds), run, tuple(options), squash)
+        return run
+
+    return register
 
 
 def open_for(task: str | None, source: str | Path, split: str, root: Path | None = None) -> EvaluationSet:

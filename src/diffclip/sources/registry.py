@@ -9,6 +9,7 @@ from typing import Any
 
 from diffclip.errors import InputError, unknown_name
 from diffclip.files import checkpoint_of
+from diffclip.plugins import find_registered
 
 HUB_PREFIX = "hf-hub:"
 """Prefix of a model on the Hugging Face hub: `hf-hub:OWNER/NAME`."""
@@ -63,13 +64,13 @@ def find_model(source: str) -> str | None:
     """Find the folder, file, hub name or model of a library that `source` stands for; None for a model's name."""
     from diffclip.config import model_names
 
-    if source in model_names() and not os.path.exists(source):
-        return None
     if source.startswith(HUB_PREFIX) or library_of(source):
         return source
     if not os.path.exists(source):
         if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
             raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
+        if find_registered(lambda: source in model_names()):
+            return None
         raise unknown_name(
             "model", source, model_names(), "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
         )

@@ -31,6 +31,7 @@ from pydantic import (
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.suite import SUITES
 from diffclip.evaluation.verdicts import Endpoint, Primary
+from diffclip.plugins import load_listed
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
@@ -158,6 +159,9 @@ class Study(Part):
     """
 
     title: str
+    plugins: list[str] = Field(
+        default_factory=list, description="files or modules of one's own, for all runs"
+    )
     recipe: str
     change: dict[str, Any] = Field(default_factory=dict, description="of the recipe, for all runs")
     data: str
@@ -327,6 +331,7 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
         raise InputError(
             f"{path} is not a study, as it has no `models`: use `diffclip train` for the recipe of one run"
         )
+    load_listed(fields.get("plugins") or (), path)
     study = parse(Study, fields, path, "study", changes)
     try:
         for arm in study.recipes:

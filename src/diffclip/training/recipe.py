@@ -35,6 +35,7 @@ from diffclip.config import (
     variant_of,
 )
 from diffclip.errors import InputError
+from diffclip.plugins import load_listed, loaded_plugins
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
 OF_WEIGHTS = "of-weights"
@@ -156,6 +157,8 @@ class Recipe(Keys):
     process_timeout: PositiveFloat = 1800.0  # seconds that a process waits for the others before the run ends
     wandb: Wandb | None = None  # Weights & Biases also gets the numbers; a word is the project
     loggers: list[str] = Field(default_factory=list)  # of `register_logger` in a plugin
+    # files or modules of one's own; in the recipe of a run, the digest of each
+    plugins: dict[str, str] = Field(default_factory=dict)
     data: DataRecipe
 
     @field_validator("wandb", mode="before")
@@ -207,6 +210,8 @@ def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] 
         raise InputError(f"{source} has a language model: use `diffclip vlm train`")
     if "models" in fields:
         raise InputError(f"{source} is a study: use `diffclip study`")
+    load_listed(fields.get("plugins") or (), Path(source))
+    fields = {**fields, "plugins": loaded_plugins()}
     if fields.get("model") == OF_WEIGHTS:
         fields = _with_model_of_weights(fields, source)
     recipe = parse(Recipe, fields, source, "recipe", changes)

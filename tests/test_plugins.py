@@ -1,0 +1,236 @@
+"""Plugins: the layer of docs/plugin.md works everywhere, and only what the user names is loaded."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from in_process import diffclip_command
+from tiny import SIZES, TOKENS, random_images
+from tiny_recipe import tiny_recipe
+
+import diffclip
+from diffclip import CLIP, InputError, plugins
+from diffclip.attention import ATTENTION_LAYERS
+from diffclip.config import VARIANTS, variant_config
+from diffclip.evaluation.run import TASKS
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "plugin.md"
+LINEAR = '''
+import torch, diffclip
+from diffclip.attention.heads import split_heads
+
+@diffclip.register_attention("linear")
+class LinearAttention(diffclip.attention.SelfAttention):
+    """Linear attention (arXiv:2006.16236)."""
+
+    def __init__(self, dim, num_heads, device=None, **rest):
+        super().__init__(dim, num_heads, device=device, **rest)
+        self.noise = torch.nn.Parameter(torch.empty(dim, device=device))
+        self.extra = torch.nn.Linear(dim, dim, device=device)
+
+    @classmethod
+    def starting_value(cls, name, shape, start):
+        return start(name, shape, std=0.5) if name == "noise" else super().starting_value(name, shape, start)
+
+    def _attend(self, x, causal):
+        q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)
+        q, k = torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1
+        weights = q @ k.mT
+        weights = weights.tril() if causal else weights
+        out = (weights @ v / weights.sum(-1, keepdim=True)).transpose(1, 2).flatten(2)
+        return out + self.extra(x) * self.noise
+
+diffclip.register_variant("CLIP-linear", vision="linear", text="linear")
+'''
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget what a test registers."""
+    monkeypatch.setenv("DIFFCLIP_PLUGINS", "")
+    tables: list[Any] = [ATTENTION_LAYERS, VARIANTS, TASKS, plugins._digests]
+    before = [dict(table) for table in tables]
+    yield
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
+    plugins._loading.clear()
+
+
+@pytest.fixture
+def relu(tmp_path: Path) -> Path:
+    """The plugin of docs/plugin.md."""
+    file = tmp_path / "mine.py"
+    file.write_text(re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.S | re.M)[0])
+    return file
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> Path:
+    file = tmp_path / "linear.py"
+    file.write_text(LINEAR)
+    return file
+
+
+def recipe_file(folder: Path, scenes: Path, **fields: Any) -> Path:
+    data = {split: str(scenes / "captions" / split) for split in ("train", "val")}
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe(epochs=1, data=data, **fields)))
+    return file
+
+
+def test_the_documented_layer_is_short_and_starts_as_clip_does(relu: Path) -> None:
+    assert len([line for line in relu.read_text().splitlines() if line.strip()]) <= 25
+    plugins.load_plugin(str(relu))
+    model, clip = (CLIP(variant_config(name, SIZES), seed=3) for name in ("CLIP-relu", "CLIP"))
+    ours, theirs = model.state_dict(), clip.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert {name.rpartition(".")[2] for name in ours.keys() - theirs.keys()} == {"scale"}
+    assert model.visual.blocks[0].attn.scale.eq(1).all()
+    assert diffclip.create_model("CLIP-relu-ViT-Ti-16", seed=0).config.vision.attention == "relu"
+    with pytest.raises(InputError, match="'relu' is ReluAttention already"):
+        diffclip.register_attention("relu")(ATTENTION_LAYERS["softmax"])
+    with pytest.raises(InputError, match="variant 'CLIP' is registered already"):
+        diffclip.register_variant("CLIP", vision="relu")
+
+
+def test_own_random_parameters_start_equal_for_equal_seeds(linear: Path) -> None:
+    plugins.load_plugin(str(linear))
+    first, second, other = (
+        CLIP(variant_config("CLIP-linear", SIZES), seed=seed).state_dict() for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    name = "visual.blocks.0.attn.noise"
+    assert not torch.equal(first[name], other[name])
+    assert 0.3 < float(first[name].std()) < 0.7
+
+
+def test_train_evaluate_and_attend_with_a_plugin_and_refuse_without(
+    relu: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_file(tmp_path, scenes, model="CLIP-relu", plugins=["mine.py"])
+    run = tmp_path / "run"
+    environment = {**os.environ, "DIFFCLIP_PLUGINS": ""}
+    command = [sys.executable, "-m", "diffclip.cli", "train", str(recipe), "-r", str(run)]
+    command += ["--devices", "2", "--strategy", "fsdp", "--accelerator", "cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+    kept = yaml.safe_load((run / "recipe.yaml").read_text())["plugins"]
+    assert list(kept) == ["mine.py"]
+
+    refused = diffclip_command("evaluate", run, "--data", scenes / "shapes")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "unknown attention 'relu'" in refused.stderr
+    assert "--plugin" in refused.stderr
+    refused = diffclip_command("train", "--resume", "--run", run, "epochs=2")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "needs the plugin mine.py: give it with --plugin" in refused.stderr
+
+    measured = diffclip_command("evaluate", run, "--data", scenes / "shapes", "--json", "--plugin", relu)
+    assert measured.returncode == 0, measured.stderr
+    image = tmp_path / "image.png"
+    from PIL import Image
+
+    Image.new("RGB", (32, 32)).save(image)
+    ended = diffclip_command(
+        "attend", image, "--model", run, "--output", tmp_path / "map.png", "--plugin", relu
+    )
+    assert ended.returncode == 0, ended.stderr
+
+    relu.write_text(relu.read_text() + "\n# changed\n")
+    plugins._digests.clear()
+    plugins._loading.clear()
+    ATTENTION_LAYERS.pop("relu")
+    refused = diffclip_command("train", recipe, "--resume", "--run", run, "epochs=2")
+    assert refused.returncode == 2
+    assert "the plugin mine.py has changed since" in refused.stderr
+
+
+def test_a_layer_without_maps_is_measured_and_says_so_where_maps_are_needed(
+    linear: Path, scenes: Path, tmp_path: Path
+) -> None:
+    plugins.load_plugin(str(linear))
+    sizes = {**SIZES, "text": {**SIZES["text"], "context_length": 24, "vocab_size": 49408}}
+    model = CLIP(variant_config("CLIP-linear", sizes), seed=0)
+    assert model.encode_text(TOKENS).shape == (2, 16)
+    assert model.encode_image(random_images()).shape == (2, 16)
+    diffclip.save_weights(model, tmp_path / "saved")
+    ended = diffclip_command("evaluate", tmp_path / "saved", "--data", scenes / "shapes")
+    assert ended.returncode == 0, ended.stderr
+    ended = diffclip_command(
+        "evaluate", tmp_path / "saved", "--task", "mechanics", "--data", scenes / "shapes"
+    )
+    assert ended.returncode == 2
+    assert "LinearAttention offers no attention maps" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import nothing_like_this\n", "line 1: ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("def (\n", "SyntaxError"),
+        ("import diffclip\ndiffclip.register_variant('X', vision='sotfmax')\n", "did you mean 'softmax'"),
+        ("import diffclip\ndiffclip.register_attention('x')(int)\n", "int is no subclass of"),
+    ],
+)
+def test_a_faulty_plugin_is_refused_in_one_line(code: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(code)
+    ended = diffclip_command("evaluate", "x", "--plugin", file)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert words in ended.stderr
+
+
+@pytest.mark.parametrize("source", ["missing.py", "no_such_module_here", "folder/missing.py"])
+def test_a_missing_plugin_is_refused(source: str) -> None:
+    with pytest.raises(InputError, match="there is no such (file|module); give FILE.py"):
+        plugins.load_plugin(source)
+
+
+def test_installed_plugins_load_for_unknown_names_alone(
+    linear: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(linear.parent)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [EntryPoint("mine", "linear", group)])
+    variant_config("DiffCLIP", SIZES)
+    assert "linear" not in ATTENTION_LAYERS
+    assert variant_config("CLIP-linear", SIZES).vision.attention == "linear"
+    assert plugins.loaded_plugins().keys() == {"linear"}
+
+
+def test_a_registered_task_is_run(scenes: Path, tmp_path: Path, model_folder: Path) -> None:
+    file = tmp_path / "task.py"
+    file.write_text(
+        "import diffclip, numpy as np, torch\n"
+        "from diffclip.evaluation.scores import mean_score, with_facts\n"
+        "@diffclip.register_task('norms', kinds=('retrieval', 'classification'))\n"
+        "def norms(setting):\n"
+        "    lengths = torch.cat([setting.model.encode_image(b.images).norm(dim=-1) for b in setting.batches()])\n"
+        "    return with_facts([mean_score('length', lengths.detach().double().numpy(), None)], protocol='mean')\n"
+    )
+    output = tmp_path / "out.jsonl"
+    ended = diffclip_command(
+        "evaluate",
+        model_folder,
+        "--task",
+        "norms",
+        "--data",
+        scenes / "shapes",
+        "--output",
+        output,
+        "--plugin",
+        file,
+    )
+    assert ended.returncode == 0, ended.stderr
+    (record,) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert (record["task"], record["metric"]) == ("norms", "length")
