@@ -193,7 +193,7 @@ def test_a_faulty_plugin_is_refused_in_one_line(code: str, words: str, tmp_path:
 
 @pytest.mark.parametrize("source", ["missing.py", "no_such_module_here", "folder/missing.py"])
 def test_a_missing_plugin_is_refused(source: str) -> None:
-    with pytest.raises(InputError, match="there is no such (file|module); give FILE.py"):
+    with pytest.raises(InputError, match=r"there is no such (file|module); give FILE\.py"):
         plugins.load_plugin(source)
 
 
