@@ -13,7 +13,7 @@ import typer
 
 from diffclip.cli.console import Device, ModelName, say, say_skipped, show_progress
 from diffclip.data.published_sets import BUILT_IN, set_folder
-from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
+from diffclip.errors import DiffCLIPError, Fault, InputError, require_group, unknown_name
 from diffclip.files import check_writable
 from diffclip.sources.load import Loaded, load_with_origin, pick_device
 from diffclip.sources.registry import MODEL_HELP, find_model, runs_in
@@ -29,19 +29,10 @@ if TYPE_CHECKING:
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
 # copies of the names in evaluation.suite and run: a wrong name is reported before these are imported
 SuiteName = Literal["scenes", "brief", "quick", "held-out", "clutter", "study", "attention", "paper"]
-TaskName = Literal[
-    "zero-shot",
-    "linear-probe",
-    "few-shot",
-    "retrieval",
-    "mmvp",
-    "sugarcrepe",
-    "focus",
-    "faithfulness",
-    "segmentation",
-    "mechanics",
-    "robustness",
-]
+_TASKS = (
+    *("zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "sugarcrepe", "focus", "faithfulness"),
+    *("segmentation", "mechanics", "robustness"),
+)
 _PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
 _OUTPUT = (
     "Write the records to this file (JSON lines); its finished tasks are not run again. "
@@ -62,7 +53,9 @@ def evaluate(
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
-    task: Annotated[TaskName | None, typer.Option(help="Default: the task that fits the set.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help=f"{', '.join(_TASKS)}; default: the task that fits the set.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
     corrupt: Annotated[
         str | None,
@@ -221,6 +214,11 @@ def _check(
         raise InputError(
             "there is no model to measure: name a run folder, a file of weights or a folder of runs"
         )
+    if task is not None and task not in _TASKS:
+        from diffclip.evaluation.run import TASKS  # with those of plugins
+
+        if task not in TASKS:
+            raise unknown_name("task", task, TASKS)
     if skip_missing and suite is None:
         raise InputError("--skip-missing is for suites: add --suite, or leave --skip-missing out")
     if suite is not None and data is not None:
