@@ -1,4 +1,5 @@
 import json
+import resource
 import shutil
 import signal
 import time
@@ -176,6 +177,21 @@ def test_a_killed_suite_resumes_to_the_same_results_and_prints_json(
         return [record.model_copy(update={"seconds": None}) for record in read_records(file)]
 
     assert timeless(output) == timeless(tmp_path / "quick.jsonl")
+
+
+def test_the_first_result_that_cannot_be_written_ends_the_suite(model_folder, root, tmp_path):
+    output = tmp_path / "full.jsonl"
+    arguments = [model_folder, "--suite", "quick", "--data-root", root, "--skip-missing", "--output", output]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))  # a file ends here, as on a full disk
+    try:
+        _, stderr, error = suite_of(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.startswith(f"cannot write {output}: ")
+    assert "run the command again" in error
+    assert "FAILED" not in stderr
+    assert not output.exists()
 
 
 def test_missing_sets_are_listed_before_any_evaluation(model_folder, root, tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
@@ -96,6 +97,7 @@ def evaluate(
         set_folder(data, data_root)
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets, run_entries
+    from diffclip.training.logging import duration
 
     entries = _entries(suite, data, task, split, corrupt)
     if prompt is not None and all(entry.task not in ("focus", "faithfulness") for entry in entries):
@@ -115,11 +117,15 @@ def evaluate(
     records: list[Record] = []
     faults: dict[Fault, None] = {}
     failures: list[DiffCLIPError] = []
-    tasks = 0
+    tasks, planned = 0, len(sources) * len(entries)
+    started: dict[tuple[str, Entry], None] = {}
+    seconds: list[float] = []
     with ExitStack() as bar:
 
         def progress(entry: Entry) -> Progress:
-            return bar.enter_context(show_progress(f"{loaded.label}: {entry}"))
+            started.setdefault((source, entry))
+            position = f"task {len(started)} of {planned}, " if planned > 1 else ""
+            return bar.enter_context(show_progress(f"{position}{loaded.label}: {entry}"))
 
         draws = range(seed, seed + seeds)
         for source in sources:
@@ -142,8 +148,12 @@ def evaluate(
                 faults |= dict.fromkeys(measured.faults)
                 if measured.error:
                     failures.append(measured.error)
+                if not measured.reused:
+                    seconds.append(measured.seconds)
                 if not alone:
-                    say(_describe_entry(loaded, measured))
+                    left = fmean(seconds or [0.0]) * (planned - len(started))
+                    position = f"task {len(started)} of {planned}, about {duration(left)} left"
+                    say(f"{_describe_entry(loaded, measured)} · {position}")
     _show(records, results, several, json_lines)
     if results.replaced:
         say(

@@ -28,6 +28,10 @@ _MEASUREMENT = (
 _TASK = (*_MEASUREMENT, "draw")
 
 
+class UnwritableResultsError(InputError):
+    """The file of results cannot be written; its earlier results are as they were."""
+
+
 class Outcomes(NamedTuple):
     """The outcome of each item [n], and the cluster [n] it belongs to (None: items are independent)."""
 
@@ -132,7 +136,13 @@ class ResultsFile:
                     self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
             self._stamps[key] = stamp
             if self.path is not None:
-                self._write(self.path)
+                try:
+                    self._write(self.path)
+                except OSError as error:
+                    raise UnwritableResultsError(
+                        f"cannot write {self.path}: {error.strerror or error}; earlier results are kept, so make space "
+                        "or give another --output, and run the command again"
+                    ) from error
         return records
 
     def _write(self, path: Path) -> None:

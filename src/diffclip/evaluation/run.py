@@ -38,7 +38,7 @@ from diffclip.evaluation.linear_probe import linear_probe
 from diffclip.evaluation.mechanics import mechanics
 from diffclip.evaluation.minimal_pairs import QUESTIONS, mmvp, open_pairs, sugarcrepe
 from diffclip.evaluation.records import Record
-from diffclip.evaluation.results_file import ResultsFile
+from diffclip.evaluation.results_file import ResultsFile, UnwritableResultsError
 from diffclip.evaluation.robustness import robustness
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.segmentation import segmentation
@@ -222,7 +222,7 @@ def run_entries(
 ) -> Iterator[Measured]:
     """Run each entry on one model, in order. Tasks that draw at random are run once per draw.
 
-    An error ends one entry, not the others.
+    An error ends one entry, not the others, unless results cannot be written (`UnwritableResultsError`).
 
     Args:
         results: gets each result, and is written after it. A task is not run again if `results` holds it already,
@@ -253,6 +253,8 @@ def run_entries(
                     features=features,
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
+            except UnwritableResultsError:
+                raise  # the next result could not be written either
             except Exception as error:
                 # also a defect of the program: the results of the other tasks are still useful
                 measured = Measured(entry, draw, error=_in_one_line(error))
