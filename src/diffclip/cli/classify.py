@@ -66,8 +66,8 @@ def classify(
 
 
 def parse_labels(labels: str) -> list[str]:
-    """Split labels at commas, or read them from the file named after an @, one per line. An empty label, or the same
-    label twice (in any case), raises `InputError`."""
+    """Split labels at commas, or read them from the file named after an @, one per line. An empty label, a single
+    one, or the same label twice (in any case) raises `InputError`."""
     if labels.startswith("@"):
         lines = read_text(Path(labels[1:])).split("\n")
         names = [line.strip() for line in lines if line.strip()]
@@ -77,6 +77,8 @@ def parse_labels(labels: str) -> list[str]:
         names = [name.strip() for name in labels.split(",")]
     if not all(names):
         raise InputError(f"--labels {labels!r} has an empty label: write them as in 'cat, dog'")
+    if len(names) < 2:
+        raise InputError(f"--labels has {names[0]!r} alone, which would always be right: give two or more")
     folded = [name.casefold() for name in names]
     for i, name in enumerate(names):
         if folded[i] in folded[:i]:

@@ -67,6 +67,17 @@ def locate(source: str | Path, cache_dir: str | None = None) -> Path:
         )
 
 
+def check_reachable(repository: str, file: str, source: str) -> None:
+    """Raise `InputError` for `source` if `file` is not in the hub's cache and one attempt does not reach the repository.
+
+    Libraries that read from the hub try many times, and are silent for half a minute without a network.
+    """
+    if isinstance(huggingface_hub.try_to_load_from_cache(repository, file), str):
+        return
+    with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
+        huggingface_hub.HfApi().model_info(repository, timeout=10)
+
+
 def write_folder(model: CLIP, folder: str | Path, repository: str, **card: Any) -> None:
     """Write the files of `save_weights` and the model card to `folder`; `card` as in `model_card`."""
     save_weights(model, folder)

@@ -124,6 +124,7 @@ def _load(
 def _read_library(source: str, only_clip: bool) -> Any:
     """Read `PREFIX:NAME`: a `CLIP`, or a wrapped model with its preparation and tokenizer (not if `only_clip`)."""
     from diffclip.model import CLIP
+    from diffclip.sources.hub import check_reachable
     from diffclip.sources.wrapped import wrap
 
     prefix, _, name = source.partition(":")
@@ -133,6 +134,8 @@ def _read_library(source: str, only_clip: bool) -> Any:
         return read_open_clip(name, only_clip)
     if prefix == "transformers":
         require_group("vlm", "transformers")
+        if not Path(name).exists():  # before the import, which takes seconds
+            check_reachable(name, "config.json", source)
         from diffclip.sources.transformers import read_transformers
 
         return read_transformers(name, only_clip)

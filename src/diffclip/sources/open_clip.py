@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from diffclip.sources.conversion import (
     refuse,
     silence_warnings,
 )
+from diffclip.sources.hub import check_reachable
 from diffclip.sources.wrapped import LibraryTransform, WrappedModel
 
 _SCHEMAS = (
@@ -58,6 +60,8 @@ def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedMo
     architecture, weights = (*re.split("[/:]", name, maxsplit=1), "")[:2]
     options: dict[str, Any] = {}
     if architecture in _SCHEMAS:
+        if architecture == "hf-hub":
+            check_reachable(weights, "open_clip_config.json", source)
         architecture, options["require_pretrained"] = name, True
     else:
         options = _find_weights(architecture, weights, source)
@@ -67,7 +71,13 @@ def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedMo
             if only_clip and (found := config.get(f"{tower}_cfg", {}).get(key)):  # check before the download
                 raise refuse(source, f"the {tower} {part} {found} of another library")
     with silence_warnings(), explain_errors(f"{source} cannot be read", WAY_OUT):
-        model = open_clip.create_model(architecture, weights_only=True, **options)
+        try:
+            model = open_clip.create_model(architecture, weights_only=True, **options)
+        except pickle.UnpicklingError as error:
+            raise InputError(
+                f"{source}: {weights} holds more than tensors, and reading that could run code: give a file with "
+                "tensors alone, such as a .safetensors"
+            ) from error
         tokenizer = open_clip.get_tokenizer(architecture)
     if options.get("quick_gelu") != _is_quick(architecture) and "quick_gelu" in options:
         taken = "QuickGELU" if options["quick_gelu"] else "GELU"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ MODEL_HELP = (
     "A run folder, a saved folder, a published file, hf-hub:OWNER/NAME, open_clip:NAME/PRETRAINED, "
     "transformers:FOLDER (or a name on the hub), timm:NAME (evaluate alone), or a model's name (random weights)."
 )
+_KINDS = "give a run, a saved folder or a weights file"
 _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 Reader = Callable[[str], Any]
@@ -67,10 +69,15 @@ def find_model(source: str) -> str | None:
     if source.startswith(HUB_PREFIX) or library_of(source):
         return source
     if not os.path.exists(source):
-        if os.sep in source or Path(source).suffix in _WEIGHT_SUFFIXES:
-            raise InputError(f"{source} does not exist: give a run, a saved folder or a weights file")
-        if find_registered(lambda: source in model_names()):
+        path = Path(source)
+        plain = os.sep not in source and path.suffix not in _WEIGHT_SUFFIXES
+        if plain and find_registered(lambda: source in model_names()):
             return None
+        beside = os.listdir(path.parent) if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.75)
+        if near or not plain:
+            hint = f"did you mean {str(path.with_name(near[0]))!r}?" if near else _KINDS
+            raise InputError(f"{source} does not exist: {hint}")
         raise unknown_name(
             "model", source, model_names(), "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
         )
