@@ -68,9 +68,9 @@ def locate(source: str | Path, cache_dir: str | None = None) -> Path:
 
 
 def check_reachable(repository: str, file: str, source: str) -> None:
-    """Raise `InputError` for `source` if `file` is not in the hub's cache and one attempt does not reach the repository.
+    """Raise `InputError` if `file` is not in the hub's cache and one attempt does not reach the repository.
 
-    Libraries that read from the hub try many times, and are silent for half a minute without a network.
+    `source` is its name in the message. Libraries that read from the hub try many times, and are silent meanwhile.
     """
     if isinstance(huggingface_hub.try_to_load_from_cache(repository, file), str):
         return
