@@ -138,10 +138,9 @@ class ResultsFile:
             if self.path is not None:
                 try:
                     self._write(self.path)
-                except OSError as error:
+                except (OSError, InputError) as error:
                     raise UnwritableResultsError(
-                        f"cannot write {self.path}: {error.strerror or error}; earlier results are kept, so make space "
-                        "or give another --output, and run the command again"
+                        f"{error}; earlier results are kept: run the command again when there is space"
                     ) from error
         return records
 

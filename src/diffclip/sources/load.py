@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from contextlib import suppress
@@ -134,7 +135,7 @@ def _read_library(source: str, only_clip: bool) -> Any:
         return read_open_clip(name, only_clip)
     if prefix == "transformers":
         require_group("vlm", "transformers")
-        if not Path(name).exists():  # before the import, which takes seconds
+        if not (Path(name).exists() or os.path.isabs(name)):  # before the import, which takes seconds
             check_reachable(name, "config.json", source)
         from diffclip.sources.transformers import read_transformers
 
