@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
 # copies of the names in evaluation.suite and run: a wrong name is reported before these are imported
-SuiteName = Literal["scenes", "brief", "quick", "held-out", "clutter", "study", "attention", "paper"]
+SuiteName = Literal["scenes", "brief", "quick", "held-out", "folds", "clutter", "study", "attention", "paper"]
 _TASKS = (
     *("zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "sugarcrepe", "focus", "faithfulness"),
     *("segmentation", "mechanics", "robustness"),
