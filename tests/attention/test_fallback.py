@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,11 +123,19 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tensor]:
     fused._tried.cache_clear()
 
 
-def test_auto_uses_the_kernels_or_warns_once_if_the_first_launch_fails(
-    a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch
+def test_auto_uses_the_kernels_once_they_are_measured_or_warns_once_if_the_first_launch_fails(
+    a_gpu: Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     launches: list[torch.device] = []
     monkeypatch.setattr(fused, "_launch", launches.append)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "A GPU")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = (1, 2, 8, 16)
+    resolved = dispatch.resolve_backend(shape, True, a_gpu.device, a_gpu.dtype)
+    message = "the fused kernels have not been measured on A GPU in bfloat16: run diffclip bench"
+    assert resolved == ("sdpa", message)
+    fused.keep_verdict("A GPU", "bfloat16", None)
+    fused.keep_verdict("A GPU", "float32", "the fused kernels take 1.20 times the time of sdpa")
     wide = a_gpu.float()
     assert dispatch.choose_backend("auto", wide, wide[:, :1], 0.0) == "sdpa"
     for backend in ("sdpa", "eager"):
@@ -134,6 +143,9 @@ def test_auto_uses_the_kernels_or_warns_once_if_the_first_launch_fails(
     assert launches == []  # none of these calls needs the kernels
     assert [dispatch.choose_backend("auto", a_gpu, a_gpu[:, :1], 0.0) for _ in range(3)] == ["triton"] * 3
     assert launches == [torch.device("cuda:0")]
+    assert dispatch.resolve_backend(shape, True, a_gpu.device, a_gpu.dtype)[0] == "triton"
+    slower = "the fused kernels take 1.20 times the time of sdpa"
+    assert dispatch.resolve_backend(shape, True, a_gpu.device, torch.float32) == ("sdpa", slower)
     assert dispatch.choose_backend("triton", wide, wide[:, :1], 0.0) == "triton"
     fused._tried.cache_clear()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from diffclip import InputError, differential_attention
 from diffclip.attention.added import AddedDifferentialAttention
 from diffclip.attention.differential import DifferentialAttention
-from diffclip.attention.dispatch import BACKENDS, softmax_attention
+from diffclip.attention.dispatch import BACKENDS, choose_backend, resolve_backend, softmax_attention
 from diffclip.attention.first_map import FirstMapAttention
 from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention, OpenGatedAttention
 from diffclip.attention.grouped import GroupedDifferentialAttention
@@ -118,6 +118,25 @@ def test_layer_agrees_with_timm(backend: str, causal: bool) -> None:
     x = torch.randn(2, 19, 64)
     expected = oracle(x, is_causal=causal)
     torch.testing.assert_close(layer(x, is_causal=causal), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "dtype", "forward", "trained"),
+    [
+        (256, 26, torch.float32, "eager", "eager"),
+        (8, 197, torch.float32, "sdpa", "eager"),
+        (64, 197, torch.float32, "sdpa", "sdpa"),
+        (1, 197, torch.float32, "eager", "eager"),
+        (2, 577, torch.float32, "sdpa", "eager"),
+        (1, 2305, torch.float32, "sdpa", "sdpa"),
+        (8, 197, torch.bfloat16, "eager", "eager"),
+    ],
+)
+def test_auto_makes_whole_maps_on_a_cpu_while_memory_allows(batch, tokens, dtype, forward, trained) -> None:
+    q = torch.empty(1, dtype=dtype).expand(batch, 12, tokens, 64)
+    assert choose_backend("auto", q, q[:, :6], 0.0) == forward
+    assert choose_backend("auto", q.clone().requires_grad_(), q[:, :6], 0.0) == trained
+    assert resolve_backend((batch, 12, tokens, 64), True, q.device, dtype)[0] == trained
 
 
 def test_unsupported_layer_options_raise_input_error() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffclip.benchmarking import attention
-from diffclip.benchmarking.attention import advise
+from diffclip.benchmarking.attention import advise, errors_of
 from diffclip.benchmarking.operators import PLAIN, Operator, Shape, make_inputs, operators
 from diffclip.benchmarking.timing import summarize, take_turns
 
@@ -64,6 +64,13 @@ def test_turns_alternate_and_a_failing_entry_is_left_out_with_its_reason() -> No
     assert failures == {"bad": "ValueError: no more"}
     wanted = {"median_ms": 3.0, "low_ms": 2.0, "high_ms": 4.0, "samples": 5}
     assert summarize([5.0, 1.0, 3.0, 2.0, 4.0]) == wanted
+
+
+def test_errors_are_against_the_formula() -> None:
+    inputs = make_inputs(SHAPE, CPU, torch.bfloat16, seed=0)
+    eager, sdpa = errors_of(["differential eager", "differential sdpa"], inputs, CPU)
+    assert 1e-4 < eager < 2e-2
+    assert 1e-4 < sdpa < 2e-2
 
 
 def rows(**times: float) -> dict[str, dict[str, Any]]:

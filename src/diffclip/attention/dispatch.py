@@ -17,10 +17,13 @@ from diffclip.errors import InputError, say_once, unknown_name
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": fused}
 
-# Up to this many tokens, "auto" makes whole maps on a CPU. They are faster than fused calls and blocks while rows are
-# short, and in half precision while all maps of a step fit in memory (benchmarks/attention.py, docs/log.md). Plain
-# attention in float32 has no entry, because its fused call is never slow.
-_CPU_EAGER_UP_TO_TOKENS = {torch.float32: 128, torch.bfloat16: 320, torch.float16: 256}
+# Up to this many MiB of one map (in float32, for the whole batch) "auto" makes whole maps on a CPU: in a forward pass
+# alone, and with a backward pass. The backward pass of blocks computes the maps again, so that whole maps are as fast
+# until the allocator returns their pages to the system after each use, from 32 MiB on. AVX2 and AVX512 agree
+# (benchmarks/attention.py, docs/performance.md).
+_CPU_MAP_MIB = {torch.float32: (6, 32)}
+_CPU_HALF_MAP_MIB = (16, 32)
+# Plain attention in float32 has no entry, because its fused call is never slow.
 _CPU_PLAIN_EAGER_UP_TO_TOKENS = {torch.bfloat16: 320, torch.float16: 128}
 
 
@@ -49,8 +52,7 @@ def softmax_attention(
     if dropout_p > 0:
         return eager.softmax(q, k, v, causal, dropout_p)
     if backend == "auto":
-        is_short = q.device.type == "cpu" and q.shape[-2] <= _CPU_PLAIN_EAGER_UP_TO_TOKENS.get(q.dtype, 0)
-        backend = "eager" if is_short else "sdpa"
+        backend = _choose_softmax(q)
     out: Tensor = BACKENDS[backend].softmax(q, k, v, causal)
     return out
 
@@ -141,9 +143,10 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
         if dropout_p > 0:
             return "eager"
         if q.device.type == "cpu":
-            return "eager" if q.shape[-2] <= _CPU_EAGER_UP_TO_TOKENS.get(q.dtype, 128) else "sdpa"
-        # float32 runs outside the tensor cores, in tiles so small that two fused calls may be faster
-        return "triton" if q.dtype != torch.float32 and fused.why_not_fused(q, v) is None else "sdpa"
+            batch, heads, tokens, _ = v.shape
+            limit = _CPU_MAP_MIB.get(q.dtype, _CPU_HALF_MAP_MIB)[torch.is_grad_enabled() and q.requires_grad]
+            return "eager" if 4 * batch * heads * tokens**2 <= limit * 2**20 else "sdpa"
+        return "triton" if fused.why_not_faster(q, v) is None else "sdpa"
     if backend == "triton":
         # ask only if needed: the first call of `why_not_fused` launches a kernel
         reason = "attention dropout needs the maps" if dropout_p > 0 else fused.why_not_fused(q, v)
@@ -151,6 +154,32 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
             say_once(f'attention backend "triton" is not used, "eager" takes its place: {reason}')
             return "eager"
     return backend
+
+
+def _choose_softmax(q: Tensor) -> str:
+    """Return the backend for plain attention of q [B, heads, N, d]."""
+    is_short = q.device.type == "cpu" and q.shape[-2] <= _CPU_PLAIN_EAGER_UP_TO_TOKENS.get(q.dtype, 0)
+    return "eager" if is_short else "sdpa"
+
+
+def resolve_backend(
+    shape: tuple[int, int, int, int], is_differential: bool, device: torch.device, dtype: torch.dtype
+) -> tuple[str, str]:
+    """Return the backend that "auto" stands for in a training step, and the reason in a few words.
+
+    Args:
+        shape: of the queries, [batch, heads, tokens, size of a head].
+        is_differential: heads are in pairs, and values are twice as wide.
+    """
+    probe = torch.empty(1, device=device, dtype=dtype, requires_grad=True)
+    batch, heads, tokens, size = shape
+    q, v = probe.expand(shape), probe.expand(batch, heads // 2, tokens, 2 * size)
+    reason = f"for {batch} × {tokens} tokens in {str(dtype).removeprefix('torch.')}"
+    if not is_differential:
+        return _choose_softmax(q), reason
+    if device.type == "cuda":
+        reason = fused.why_not_faster(q, v) or "measured to be right and faster on this GPU"
+    return choose_backend("auto", q, v, 0.0), reason
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor | None) -> None:

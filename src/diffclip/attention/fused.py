@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
+import re
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from diffclip.attention.kernels import KERNELS_VERSION
 from diffclip.attention.sdpa import softmax
 from diffclip.errors import say_once
+from diffclip.files import cache_folder, write_text
 
 __all__ = ["differential", "differential_packed", "softmax", "why_not_fused"]
+
+VERDICTS: dict[str, dict[str, str | None]] = {}
+"""Verdicts on GPUs that were measured, by name and type: None if the kernels are faster, else the reason. None yet."""
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton's interpreter runs the kernels on a CPU, slowly, for tests; like Triton, read the variable once
@@ -37,6 +45,47 @@ def why_not_fused(q: Tensor, v: Tensor) -> str | None:
     if q.shape[-1] > _LARGEST[0] or v.shape[-1] > _LARGEST[1]:
         return f"head sizes {q.shape[-1]} and {v.shape[-1]} are above {_LARGEST[0]} and {_LARGEST[1]}"
     return why_no_kernel(q.device.index or 0) if q.device.type == "cuda" else None
+
+
+def why_not_faster(q: Tensor, v: Tensor) -> str | None:
+    """Return why "auto" does not take the kernels for q and v on a GPU, or None if it does: they were measured to be
+    right and faster than torch's attention on this kind of GPU, by `diffclip bench` or in `VERDICTS`."""
+    found = verdict(q.device.index or 0, str(q.dtype).removeprefix("torch."))
+    return why_not_fused(q, v) if found is None else found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def verdict(index: int, dtype: str) -> str | None:
+    """Return why the kernels are not to be preferred on GPU `index` for a type, or None."""
+    name = torch.cuda.get_device_name(index)
+    found = _read_verdicts(verdict_file(name)) or VERDICTS.get(name, {})
+    return found.get(
+        dtype, f"the fused kernels have not been measured on {name} in {dtype}: run diffclip bench"
+    )
+
+
+def verdict_file(name: str) -> Path:
+    """Return the path of the file with the verdicts on a GPU, named by its kind."""
+    kind = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+    return cache_folder() / "kernels" / f"verdict_v{KERNELS_VERSION}_{kind}_torch-{torch.__version__}.json"
+
+
+@functools.cache
+def _read_verdicts(file: Path) -> dict[str, str | None]:
+    """Return the verdicts in `file`; none if it is missing or damaged."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def keep_verdict(name: str, dtype: str, why_not: str | None) -> Path:
+    """Add the verdict for a type to the file of a GPU, and return its path."""
+    file = verdict_file(name)
+    _read_verdicts.cache_clear()
+    write_text(file, json.dumps({**_read_verdicts(file), dtype: why_not}, indent=1) + "\n")
+    _read_verdicts.cache_clear()
+    return file
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

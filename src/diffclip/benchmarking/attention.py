@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,9 @@ from diffclip.attention.dispatch import BACKENDS, choose_backend
 from diffclip.benchmarking.operators import (
     AUTO,
     PLAIN,
+    SDPA,
     TIMM,
+    TRITON,
     Inputs,
     Operator,
     Shape,
@@ -66,17 +67,22 @@ def measure(
     Returns:
         name → `forward` (without gradients) and `both` (forward and backward), each with `median_ms`, `low_ms`,
         `high_ms`, `samples`, and on a GPU `peak_bytes` on top of the inputs; `backward` is the difference of the two.
-        An operator that cannot run has only `why`. "auto" has the name of its `backend` and the numbers of that row:
-        the two are one operator, and two measurements would differ by noise.
+        An operator that cannot run has only `why`. "auto" has the name of its `backend` (with a backward pass) and the
+        numbers of the rows that it stands for: two measurements of one operator would differ by noise.
     """
     started = time.perf_counter()
     sets = [make_inputs(shape, device, dtype, seed) for seed in range(_count_sets(shape, device, dtype))]
     table = {name: entry for name, entry in operators(device).items() if names is None or name in names}
-    backend = choose_backend("auto", sets[0].q, sets[0].v, 0.0)
+    leaf = sets[0].q.detach().requires_grad_()
+    backends = {
+        "forward": choose_backend("auto", sets[0].q, sets[0].v, 0.0),
+        "both": choose_backend("auto", leaf, sets[0].v, 0.0),
+    }
+    is_copied = all(f"differential {backend}" in table for backend in backends.values())
     rows: Rows = {name: {} for name in table}
     samplers: dict[str, Sampler] = {}
     for name, operator in table.items():
-        if name == AUTO and f"differential {backend}" in table:
+        if name == AUTO and is_copied:
             continue
         why = why_not(name, sets[0])
         if why is None:
@@ -96,9 +102,15 @@ def measure(
         if row and "why" not in row:
             for kind in KINDS:
                 row[kind] |= summarize(samples[f"{kind} {name}"])
-            row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
+    if AUTO in rows and is_copied:
+        stands_for = {kind: rows[f"differential {backend}"] for kind, backend in backends.items()}
+        missing = [{"why": row["why"]} for row in stands_for.values() if "why" in row]
+        rows[AUTO] = missing[0] if missing else {kind: dict(row[kind]) for kind, row in stands_for.items()}
     if AUTO in rows:
-        rows[AUTO] = copy.deepcopy(rows.get(f"differential {backend}", rows[AUTO])) | {"backend": backend}
+        rows[AUTO]["backend"] = backends["both"]
+    for row in rows.values():
+        if "both" in row:
+            row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
     return rows
 
 
@@ -169,6 +181,43 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
     }
 
 
+def judge_kernels(device: torch.device, dtype: torch.dtype, seconds: float) -> str | None:
+    """Return why "auto" should not take the fused kernels on this GPU, or None: they agree with the formula, forward
+    and backward, as well as torch's fused attention does, and take less time."""
+    rows: dict[str, Rows] = {}
+    for tower, shape in SHAPES["cuda"].items():
+        inputs = make_inputs(replace(shape, batch=8), device, dtype, seed=0)
+        if why := why_not(TRITON, inputs):
+            return why
+        try:
+            found, torchs = errors_of([TRITON, SDPA], inputs, device)
+        except Exception as error:  # a launch that fails is a verdict too
+            return describe_error(error)
+        if not found <= 2 * torchs + 1e-6:  # a NaN is above every limit
+            return f"{tower}: relative error {found:.1e} against the formula, where sdpa has {torchs:.1e}"
+        rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, seconds / 2, (TRITON, SDPA))
+    ratio = _mean_time(rows, TRITON) / _mean_time(rows, SDPA)
+    return None if ratio < 1 else f"the fused kernels take {ratio:.2f} times the time of sdpa"
+
+
+def errors_of(names: Sequence[str], inputs: Inputs, device: torch.device) -> list[float]:
+    """Return for each operator the largest relative error of output and gradients against the formula in float64."""
+    tensors = {name: x for name, x in vars(inputs).items() if isinstance(x, torch.Tensor)}
+    exact_inputs = replace(inputs, **{name: x.double() for name, x in tensors.items()})
+    table = operators(device)
+
+    def results(name: str, inputs: Inputs) -> list[torch.Tensor]:
+        with torch.no_grad():
+            out = table[name].forward(inputs)
+        return [out, *table[name].forward_and_backward(inputs)]
+
+    exact = results("differential eager", exact_inputs)
+    return [
+        max(float((x - y).norm() / y.norm()) for x, y in zip(results(name, inputs), exact, strict=True))
+        for name in names
+    ]
+
+
 def tune(
     shape: Shape, device: torch.device, dtype: torch.dtype, record: Recorder | None = None
 ) -> tuple[Problem, Plan]:
@@ -204,7 +253,7 @@ def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:
     """
 
     def mean(name: str) -> float:
-        return math.prod(_time(times, f"differential {name}") for times in rows.values()) ** (1 / len(rows))
+        return _mean_time(rows, f"differential {name}")
 
     best = min(BACKENDS, key=mean)
     backend = "auto" if mean("auto") <= mean(best) * _NOISE_FACTOR else best
@@ -215,6 +264,11 @@ def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:
         speeds.append(f"{name}, {ratio:.1f} times" if math.isfinite(ratio) else name)
     line = f'use attention_backend="{backend}": ' + "; ".join(speeds)
     return backend, f"{line} the speed of timm's arrangement, forward and backward"
+
+
+def _mean_time(rows: dict[str, Rows], name: str) -> float:
+    """Return the geometric mean over towers of an operator's milliseconds forward and backward."""
+    return math.prod(_time(times, name) for times in rows.values()) ** (1 / len(rows))
 
 
 def _time(rows: Rows, name: str) -> float:

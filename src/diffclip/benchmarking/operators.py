@@ -16,6 +16,7 @@ from diffclip.attention.heads import split_heads
 
 LAMBDA, LAMBDA_INIT = 0.79, 0.8  # as in a layer, early in training
 PLAIN, AUTO, TIMM = "plain auto", "differential auto", "differential timm"
+SDPA, TRITON = "differential sdpa", "differential triton"
 # torch's kernels for plain attention, forced: cuDNN is the default of torch 2.11 on recent GPUs
 FLASH, CUDNN = "plain flash", "plain cudnn"
 NORM = ", head norm"

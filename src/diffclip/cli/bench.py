@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diffclip.cli.console import Device, print_table, say, show_progress
 from diffclip.errors import InputError
 from diffclip.sources.load import pick_device
+
+if TYPE_CHECKING:
+    import torch
 
 
 def bench(
@@ -20,6 +23,8 @@ def bench(
     tune: Annotated[bool, typer.Option("--tune", help="First search the GPU kernels' block sizes.")] = False,
 ) -> None:
     """Measure every attention backend on this machine, and print in one line which one to use.
+
+    On a GPU, also keep for `auto` whether the fused kernels are right and faster than torch's attention.
 
     Example: diffclip bench
 
@@ -50,6 +55,7 @@ def bench(
         from diffclip.attention.kernels.tuning import plan_file
 
         say(f"block sizes kept in {plan_file(chosen_device)}")
+    verdicts = judge(chosen_device, seconds / 4) if chosen_device.type == "cuda" else []
     with show_progress("bench") as progress:
         started, reported = time.perf_counter(), 0
 
@@ -64,6 +70,26 @@ def bench(
         print(json.dumps(result, indent=1))
     else:
         _show(result)
+    for line in verdicts:
+        say(line)
+
+
+def judge(device: torch.device, seconds: float) -> list[str]:
+    """Compare the fused kernels with the formula and with sdpa in the types in use, about `seconds` for each type; keep
+    the verdicts for `auto`, and return them in words."""
+    import torch
+
+    from diffclip.attention.fused import keep_verdict
+    from diffclip.benchmarking.attention import judge_kernels
+
+    lines, name = [], torch.cuda.get_device_name(device)
+    for dtype in ("bfloat16", "float32"):
+        why_not = judge_kernels(device, getattr(torch, dtype), seconds)
+        file = keep_verdict(name, dtype, why_not)
+        lines.append(
+            f"auto takes {f'sdpa in {dtype}: {why_not}' if why_not else f'the fused kernels in {dtype}'}"
+        )
+    return [*lines, f"verdicts on {name} kept in {file}"]
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -15,11 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
-from diffclip.attention.kernels import launch
+from diffclip.attention.kernels import KERNELS_VERSION, launch
 from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, candidates, table_plan
 from diffclip.files import cache_folder, write_text
 
-_KERNELS_VERSION = 2  # raise it when a kernel changes, so that older measurements are ignored
 Recorder = Callable[[str, Blocks, float | Exception], None]
 _MILLISECONDS = 20  # of measuring a candidate, after as many of warm-up
 
@@ -94,7 +93,7 @@ def _random_like(x: Tensor, generator: torch.Generator) -> Tensor:
 def plan_file(device: torch.device) -> Path:
     """Return the path of the file with a GPU's measured plans."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", torch.cuda.get_device_name(device)).strip("-")
-    return cache_folder() / "kernels" / f"v{_KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
+    return cache_folder() / "kernels" / f"v{KERNELS_VERSION}_{name}_triton-{triton.__version__}.json"
 
 
 def keep(problem: Problem, plan: Plan, file: Path) -> None:
