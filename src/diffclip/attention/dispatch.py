@@ -145,7 +145,8 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
         if q.device.type == "cpu":
             batch, heads, tokens, _ = v.shape
             limit = _CPU_MAP_MIB.get(q.dtype, _CPU_HALF_MAP_MIB)[torch.is_grad_enabled() and q.requires_grad]
-            return "eager" if 4 * batch * heads * tokens**2 <= limit * 2**20 else "sdpa"
+            is_short = tokens < sdpa.BLOCKED_FROM_TOKENS  # for shorter rows, sdpa takes two fused calls
+            return "eager" if is_short or 4 * batch * heads * tokens**2 <= limit * 2**20 else "sdpa"
         return "triton" if fused.why_not_faster(q, v) is None else "sdpa"
     if backend == "triton":
         # ask only if needed: the first call of `why_not_fused` launches a kernel

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffclip.attention import blocked
 
 # On a CPU, use blocks from this many tokens on: see benchmarks/attention.py.
-BLOCKED_FROM_TOKENS = 64
+BLOCKED_FROM_TOKENS = 48
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from diffclip.attention.dispatch import resolve_backend
 from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
@@ -91,6 +92,10 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         first = fabric.global_rank == 0
         if first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
+        if recipe.attention_backend == "auto":
+            # another backend adds in another order, which would break exact resume
+            name = _resolve_backend(recipe, run, resume, fabric) if first else ""
+            recipe = recipe.model_copy(update={"attention_backend": gather(fabric, name)[0]})
         resources.enter_context(explain_lost_processes(fabric))
         with shared_errors(fabric):
             found = _find_checkpoint(recipe, run, resume, resources) if first else None
@@ -188,6 +193,22 @@ def load_initial_weights(model: CLIP, source: str) -> None:
     model.load_state_dict(state)
     if saved.config.vision.norm_eps is not None:
         model.set_vision_norm_eps(saved.config.vision.norm_eps)
+
+
+def _resolve_backend(recipe: Recipe, run: Path, resume: bool, fabric: Any) -> str:
+    """Return the attention backend of a run: as when it started, or what "auto" stands for on this machine."""
+    if resume and (run / RECIPE_FILE).is_file():
+        stored: str = read_recipe(run / RECIPE_FILE).attention_backend
+        if stored != "auto":
+            return stored
+    vision = recipe.config().vision
+    batch = recipe.micro_batch or recipe.batch_size // fabric.world_size
+    tokens = (vision.image_size // vision.patch_size) ** 2 + 1 + vision.registers
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
+    shape = (batch, vision.heads, tokens, vision.width // vision.heads)
+    name, reason = resolve_backend(shape, vision.is_differential, fabric.device, dtype)
+    _say(f"{run}: attention backend {name}, {reason}")
+    return name
 
 
 def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, resources: ExitStack) -> Path | None:
