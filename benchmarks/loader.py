@@ -35,8 +35,8 @@ from benchmarks.about import about, parser_of, write_json
 from benchmarks.tables import loader_table
 from diffclip.benchmarking.timing import describe_error
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig, named_config
-from diffclip.data.corpus import Corpus
 from diffclip.data.loader import CaptionLoader
+from diffclip.data.pairs import Pairs
 from diffclip.data.transforms import TrainTransform
 from diffclip.preprocess import normalize
 from diffclip.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class Feed(NamedTuple):
 
 def ours(shards: Path, batch: int, workers: int) -> Feed:
     """Make our feed. Images arrive as bytes and are normalized here into one buffer, as a device reuses its memory."""
-    loader = _loader(Corpus(str(shards)), batch, workers)
+    loader = _loader(Pairs(str(shards)), batch, workers)
 
     def forever() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         buffer = torch.empty(batch, 3, IMAGE_SIZE, IMAGE_SIZE)
@@ -71,11 +71,11 @@ def ours(shards: Path, batch: int, workers: int) -> Feed:
     return Feed(forever(), loader.batches_per_epoch)
 
 
-def _loader(corpus: Corpus, batch: int, workers: int = 0) -> CaptionLoader:
+def _loader(pairs: Pairs, batch: int, workers: int = 0) -> CaptionLoader:
     transform = TrainTransform(IMAGE_SIZE, PREPROCESS, SCALE)
     tokenizer = Tokenizer(named_config(f"CLIP-{MODEL}").text)
     tokenizer("a text")  # reads the vocabulary, as a training does before its first batch
-    return CaptionLoader(corpus, transform, tokenizer, batch, SEED, workers)
+    return CaptionLoader(pairs, transform, tokenizer, batch, SEED, workers)
 
 
 def openclip(shards: Path, batch: int, workers: int) -> Feed:
@@ -89,7 +89,7 @@ def openclip(shards: Path, batch: int, workers: int) -> Feed:
     tokenizer = open_clip.get_tokenizer(MODEL)
     options = Namespace(
         train_data=sorted(map(str, shards.glob("*.tar"))),
-        train_num_samples=Corpus(str(shards)).samples,
+        train_num_samples=len(Pairs(str(shards))),
         train_data_upsampling_factors=None,
         dataset_resampled=False,
         seed=SEED,
@@ -201,7 +201,7 @@ def enter(shards: Path, batch: int, window: int | None) -> dict[str, float]:
     """Measure the seconds to open shards, and then to the first batch in the middle of an epoch."""
     torch.set_num_threads(1)
     started = time.perf_counter()
-    loader = _loader(Corpus(str(shards), window=window), batch)
+    loader = _loader(Pairs(str(shards), window=window), batch)
     opened = time.perf_counter()
     next(loader.epoch(0, loader.batches_per_epoch // 2))
     return {"open": opened - started, "first_batch": time.perf_counter() - opened}

@@ -182,8 +182,13 @@ def check(
     ] = None,
     workers: Processes = None,
     caption_key: Annotated[
-        str, typer.Option(help="Key of the captions in .json, as in a recipe.")
+        str, typer.Option(help="Key of the captions in .json, as data.caption_key in a recipe.")
     ] = "caption",
+    image_key: Annotated[
+        str | None, typer.Option(help="Endings of the images, as data.image_key: 'rgb.jpg;*.png'.")
+    ] = None,
+    text_key: Annotated[str | None, typer.Option(help="Endings of the captions, as data.text_key.")] = None,
+    whole: Annotated[bool, typer.Option(help="A text is one caption, as data.captions=whole.")] = False,
 ) -> None:
     """Check shards: count samples, broken ones and duplicates, and measure image sizes and caption lengths.
 
@@ -194,18 +199,18 @@ def check(
 
     The exit code is 0 if any sample can be used, and 2 if none can.
     """
-    from diffclip.data.corpus import Corpus
+    from diffclip.data.pairs import PairKeys, Pairs
 
     if output is not None:
         if output.suffix == ".tar":  # an unquoted shell pattern may have put a shard here
             raise InputError(f"--output {output} would replace a shard: name a .json file")
         check_writable(output)
-    corpus = Corpus(shards, caption_key)
+    pairs = Pairs(shards, PairKeys(image_key, text_key, caption_key, "whole" if whole else "lines"))
     from diffclip.data.check import check as look
 
-    total = min(sample or corpus.samples, corpus.samples)
+    total = min(sample or len(pairs), len(pairs))
     with show_progress("Reading") as advance:
-        result = look(corpus, sample, workers or cores(), lambda done: advance("samples", done, total))
+        result = look(pairs, sample, workers or cores(), lambda done: advance("samples", done, total))
     print_table(("", "value"), "ll", _rows(result))
     unreadable = [*result.images_broken, *result.captions_broken]
     for label, faults in (("Skipped", result.skipped), ("Unreadable", unreadable)):
@@ -232,10 +237,10 @@ def _rows(result: Check) -> list[tuple[str, str]]:
         ("unreadable captions", _of(len(result.captions_broken), result.read)),
         ("shorter edge", f"{_spread(result.shorter_edge)} px; below {LEARNED_AT}: {_of(result.small, result.whole)}"),
         ("captions", f"{result.captions:,}, {result.captions / result.whole:.2g} per image"),
+        ("with several captions or lines", _of(result.several, result.whole)),
         ("tokens", _spread(result.tokens)),
         (f"cut at {CONTEXT_LENGTH} tokens", _of(result.truncated, result.captions)),
         ("same pixels as another", _duplicates(result.exact, result.whole)),
-        ("looks like another", _duplicates(result.near, result.whole)),
     ]  # fmt: skip
 
 

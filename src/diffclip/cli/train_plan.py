@@ -77,18 +77,18 @@ def _look_at_training_data(recipe: Recipe, world: int, findings: list[str]) -> i
         loader = open_training_data(recipe.model_copy(update={"data": data}), 0, world)
     except DiffCLIPError as error:
         raise InputError(f"training data: {error}") from None
-    corpus, expected = loader.corpus, recipe.data.expected_samples
+    pairs, expected = loader.pairs, recipe.data.expected_samples
     findings.append(
         f"training data: {loader.samples:,} samples per epoch in {loader.batches_per_epoch:,} batches, "
         f"{loader.dropped:,} left out of each"
     )
     if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
         findings.append(f"training data: {loader.samples:,} samples where the recipe expects {expected:,}")
-    tried = min(_READ, corpus.samples)
+    tried = min(_READ, len(pairs))
     # read the first samples of remote shards: if an index lies beside the shards, only the first shard is fetched
-    step = 1 if corpus.is_remote else corpus.samples // tried
+    step = 1 if pairs.tars.is_remote else len(pairs) // tried
     with closing(loader):
-        read = [corpus.read(i * step) for i in range(tried)]
+        read = [pairs[i * step] for i in range(tried)]
     broken = [sample for sample in read if isinstance(sample, Fault)]
     findings += [f"training data: {fault}" for fault in (*loader.faults[:3], *broken[:3])]
     summary = f"training data: {tried - len(broken)} of {tried} images that were tried can be read"

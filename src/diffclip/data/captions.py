@@ -17,7 +17,6 @@ from diffclip.files import read_text
 Captions = dict[str, list[str]]
 """Image file → its captions, in the order of the caption file (COCO's JSON: in the order of the image ids)."""
 
-CAPTION_KEY = "caption"
 SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".json")
 # The usual names of the columns or keys.
 _COLUMN_NAMES = {
@@ -124,34 +123,3 @@ def _column(names: Iterable[str], field: str, file: Path) -> str:
         f"{file} has no column of {field}s among {', '.join(columns)}: name one of them {field!r} (of a table in its "
         "first line)"
     )
-
-
-def caption_members(caption_key: str = CAPTION_KEY) -> tuple[str, ...]:
-    """List the members that may hold captions: `.txt`, then `.json`; only `.json` if the key is not the default."""
-    return ("txt", "json") if caption_key == CAPTION_KEY else ("json",)
-
-
-def captions_of(sample: Mapping[str, bytes], name: str, caption_key: str = CAPTION_KEY) -> list[str]:
-    """Read the sample's captions: the lines of `.txt`, or the string or strings under `caption_key` in `.json`.
-
-    Blank captions are dropped. If no caption is left, or a member cannot be read, `InputError` is raised.
-    """
-    extension = next((member for member in caption_members(caption_key) if member in sample), None)
-    if extension is None:
-        raise InputError(f"{name} has no caption")
-    try:
-        text = sample[extension].decode("utf-8-sig")
-        content = text.splitlines() if extension == "txt" else json.loads(text)[caption_key]
-    except UnicodeDecodeError:
-        raise InputError(f"{name} has a caption that is not UTF-8 text") from None
-    except (ValueError, RecursionError):  # RecursionError: lists nested too deeply
-        raise InputError(f"{name} has a .json that is not valid JSON") from None
-    except (KeyError, TypeError, IndexError):
-        raise InputError(f"{name} has no key {caption_key!r} in its .json") from None
-    captions = [content] if isinstance(content, str) else content
-    if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-        raise InputError(f"{name} has no string or strings as {caption_key!r} in its .json")
-    captions = [caption.strip() for caption in captions if caption.strip()]
-    if not captions:
-        raise InputError(f"{name} has an empty caption")
-    return captions

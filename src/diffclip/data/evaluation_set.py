@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from diffclip.data.images import read_image
-from diffclip.data.index import Needed, stamp
-from diffclip.data.shards import Shards
+from diffclip.data.index import stamp
+from diffclip.data.tar_set import TarSample, TarSet
 from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import digest_of
@@ -65,7 +65,7 @@ class FolderSource:
         return digest_of([[file, stamp(self.folder / file)] for file in files])
 
 
-Source = FolderSource | Shards
+Source = FolderSource | TarSet
 """Images by number, each with a name for messages; `identity` is a digest of all their files."""
 
 
@@ -171,28 +171,22 @@ class EvaluationSet:
             )
 
 
-def usable_samples(
-    shards: Shards, needed: Needed, advice: str, read: Callable[[int], Any] = lambda i: None
-) -> tuple[list[int], list[Any], list[Fault]]:
-    """Find the samples that have a member for each of `needed` and whose answer can be read.
-
-    Args:
-        advice: what to do if there is no such sample, for the error.
-        read: returns the answer of sample `i`, or raises `InputError` or `OSError`.
+def read_answers(tars: TarSet, read: Callable[[TarSample], Any]) -> tuple[list[int], list[Any], list[Fault]]:
+    """Read the answer of each sample with `read`, which raises `InputError` or `OSError` if it cannot be read.
 
     Returns:
-        The numbers of these samples, their answers, and the faults of the other samples.
+        The numbers of the samples with an answer, their answers, and the faults of the set and of the other samples.
     """
-    usable, missing = shards.usable(needed)
-    indices, answers, faults = [], [], shards.faults + missing
-    for i in usable.tolist():
+    indices, answers, faults = [], [], list(tars.faults)
+    for i in range(len(tars)):
+        sample = tars[i]
         try:
-            answers.append(read(i))
+            answers.append(read(sample))
             indices.append(i)
         except (InputError, OSError) as error:
-            faults.append(sample_fault(shards.name(i), error))
+            faults.append(sample_fault(sample.name, error))
     if not indices:
-        raise InputError(f"no sample in {shards} has {' and '.join(needed)} (first: {faults[0]}): {advice}")
+        raise InputError(f"no sample in {tars} can be used (first: {faults[0]}): {tars.members.advice}")
     return indices, answers, faults
 
 

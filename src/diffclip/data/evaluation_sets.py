@@ -10,14 +10,17 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from diffclip.data.captions import CAPTION_KEY, caption_members, captions_of
-from diffclip.data.evaluation_set import EvaluationSet, Kind, usable_samples
+from diffclip.data.evaluation_set import EvaluationSet, Kind, read_answers
 from diffclip.data.images import IMAGE
-from diffclip.data.masks import CROWD, MASK, SEGMENTS, label_of, masked_set
+from diffclip.data.index import MASK, SEGMENTS, Header, open_indexes
+from diffclip.data.masks import CROWD, label_of, masked_set
+from diffclip.data.pairs import PairKeys
 from diffclip.data.published_files import open_choices, open_files
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, is_there, parts_of, set_folder
-from diffclip.data.shards import MANIFEST, Shards, tar_files
+from diffclip.data.shards import MANIFEST, tar_files
+from diffclip.data.tar_set import Members, TarSet
 from diffclip.errors import Fault, InputError, explain_errors
 from diffclip.files import read_text
 
@@ -84,13 +87,15 @@ def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
         if split != "test":
             raise InputError(f"{folder} has no splits: leave --split out")
         return open_choices(name, folder)
-    shards = Shards(_shards(folder, split))
+    shards = _shards(folder, split)
     if kind is None and set_kind == "classification":
-        set_kind = _kind_of_samples(folder, shards)
+        headers = open_indexes(shards, tables=False).values()
+        set_kind = _kind_of_samples(folder, {ending for header in headers for shape in header.header.shapes for ending in shape})
     if set_kind == "retrieval":
-        data = caption_set(name, split, shards)
+        data = caption_set(name, split, [str(path) for path in shards])
     elif set_kind == "masks":
-        data = masked_set(name, split, shards, _lines(folder / "classnames.txt"), _templates(folder)[0])
+        tars = TarSet(shards, _members(f"mask (.{MASK})", MASK, f"give each a .{MASK} and a text (.txt or .cls)"))
+        data = masked_set(name, split, tars, _lines(folder / "classnames.txt"), _templates(folder)[0])
     elif set_kind == "segmentation":
         data = _open_segmentation(name, split, shards, folder)
     else:
@@ -116,11 +121,18 @@ def _has_files(name: str, split: str, folder: Path) -> bool:
     return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
 
 
-def _open_classification(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
+def _members(name: str, label: str, advice: str) -> Members:
+    """The members of evaluation sets; a sample needs an image and the member `label`, `name` in messages."""
+    endings = (("image", IMAGE), *((ending, (ending,)) for ending in ("txt", "json", "cls", MASK, SEGMENTS)))
+    return Members(endings, (("image", ("image",)), (name, (label,))), advice)
+
+
+def _open_classification(name: str, split: str, shards: list[Path], folder: Path) -> EvaluationSet:
     classnames = _classnames(folder, "classification")
-    needed = {"image": IMAGE, "label (.cls)": ("cls",)}
-    indices, _, faults = usable_samples(shards, needed, "add a .cls to each")
-    labels = [label_of(shards.sample(i, ("cls",)), shards.name(i), len(classnames)) for i in indices]
+    tars = TarSet(shards, _members("label (.cls)", "cls", "add a .cls to each"))
+    samples = [tars[i] for i in range(len(tars))]
+    labels = [label_of(sample.read("cls"), sample.name, len(classnames)) for sample in samples]
+    faults = list(tars.faults)
     empty = [classnames[label] for label in sorted(set(range(len(classnames))) - set(labels))]
     if empty:
         which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
@@ -128,31 +140,35 @@ def _open_classification(name: str, split: str, shards: Shards, folder: Path) ->
         faults.append(Fault(str(folder / split), reason, "note"))
     templates = _templates(folder)
     return EvaluationSet(
-        name, split, "classification", classnames, templates, shards, indices, labels, faults=faults
+        name, split, "classification", classnames, templates, tars, [*range(len(tars))], labels, faults=faults
     )
 
 
-def _open_segmentation(name: str, split: str, shards: Shards, folder: Path) -> EvaluationSet:
+def _open_segmentation(name: str, split: str, shards: list[Path], folder: Path) -> EvaluationSet:
     classnames, templates = _classnames(folder, "segmentation"), _templates(folder)
     if len(classnames) >= CROWD:
         raise InputError(
             f"{folder / 'classnames.txt'} has {len(classnames)} classes: .{SEGMENTS} holds up to {CROWD - 1}"
         )
-    needed = {"image": IMAGE, f"class for each pixel (.{SEGMENTS})": (SEGMENTS,)}
-    indices, _, faults = usable_samples(shards, needed, f"add a .{SEGMENTS} to each")
-    return EvaluationSet(name, split, "segmentation", classnames, templates, shards, indices, faults=faults)
+    tars = TarSet(shards, _members(f"class for each pixel (.{SEGMENTS})", SEGMENTS, f"add a .{SEGMENTS} to each"))
+    indices, faults = [*range(len(tars))], list(tars.faults)
+    return EvaluationSet(name, split, "segmentation", classnames, templates, tars, indices, faults=faults)
 
 
-def caption_set(name: str, split: str, shards: Shards, caption_key: str = CAPTION_KEY) -> EvaluationSet:
-    """Open images with their captions as a set for retrieval, or raise `InputError` if no sample has both."""
-    members = caption_members(caption_key)
+def caption_set(
+    name: str, split: str, shards: Any, keys: PairKeys | None = None, *cache: Any
+) -> EvaluationSet:
+    """Open images with their captions as a set for retrieval, or raise `InputError` if no sample has both.
 
-    def read(i: int) -> list[str]:
-        return captions_of(shards.sample(i, members), shards.name(i), caption_key)
-
-    needed = {"image": IMAGE, "caption": members}
-    indices, captions, faults = usable_samples(shards, needed, f"add a .{members[0]} to each", read)
-    return EvaluationSet(name, split, "retrieval", [], [], shards, indices, captions=captions, faults=faults)
+    Args:
+        shards: paths, patterns or addresses, as of a `TarSet`.
+        keys: how the image and the captions of a sample are found.
+        cache: the folder for copies of remote shards and its limit, as of a `TarSet`.
+    """
+    keys = keys or PairKeys()
+    tars = TarSet(shards, keys.members("add a caption (.txt or .json) to each"), None, *cache)
+    indices, captions, faults = read_answers(tars, lambda sample: keys.read(sample).texts)
+    return EvaluationSet(name, split, "retrieval", [], [], tars, indices, captions=captions, faults=faults)
 
 
 def _classnames(folder: Path, kind: str) -> list[str]:
@@ -185,11 +201,11 @@ def _kind(folder: Path) -> Kind:
     return kinds[name]
 
 
-def _kind_of_samples(folder: Path, shards: Shards) -> Kind:
+def _kind_of_samples(folder: Path, endings: set[str]) -> Kind:
     undeclared = not any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
-    if undeclared and len(shards.usable({"mask": (MASK,)})[0]):
+    if undeclared and MASK in endings:
         return "masks"
-    if len(shards.usable({"": (SEGMENTS,)})[0]) and not len(shards.usable({"": ("cls",)})[0]):
+    if SEGMENTS in endings and "cls" not in endings:
         return "segmentation"
     return "classification"
 

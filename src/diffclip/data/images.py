@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -31,6 +31,11 @@ SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE_ENDINGS))
 """The endings of image files in folders."""
 
 ORIENTATION = 0x0112  # EXIF tag
+# Files and folders, in lower case, that systems and servers put beside a user's files.
+_OF_SYSTEMS = {
+    *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"),
+    *("@eadir", "lost+found"),
+}
 
 
 def read_image(
@@ -90,12 +95,9 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def image_member(sample: Mapping[str, bytes], name: str) -> bytes:
-    """Find the bytes of the image file among a sample's members, or raise `InputError` if there is none."""
-    extension = next((ending for ending in IMAGE if ending in sample), None)
-    if extension is None:
-        raise InputError(f"{name} has no image")
-    return sample[extension]
+def is_hidden(name: str) -> bool:
+    """Tell whether a file or folder is hidden or made by a system: `._a.jpg`, `.DS_Store`, `__MACOSX` …"""
+    return (name.startswith(".") and name not in (".", "..")) or name.lower() in _OF_SYSTEMS
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:

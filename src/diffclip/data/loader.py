@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from diffclip.data.corpus import Corpus
 from diffclip.data.order import Items, Steps, seeds_of, whole_epoch, windowed_epoch
+from diffclip.data.pairs import Pairs
 from diffclip.data.workers import data_loader, watch_batches
 from diffclip.errors import DiffCLIPError, Fault, InputError
 
@@ -66,7 +66,7 @@ class CaptionLoader:
     the samples of a batch do not depend on the number of processes either.
 
     Args:
-        corpus: the samples. With a window, each process shuffles that many shards at a time.
+        pairs: the samples. With a window, each process shuffles that many shards at a time.
         transform: uint8 [3, H, W] and a seed in [0, 2^64) → uint8 [3, S, S].
         tokenizer: n texts → int64 [n, L].
         batch_size: samples per batch, over all processes; the last incomplete batch of an epoch is dropped.
@@ -88,7 +88,7 @@ class CaptionLoader:
 
     def __init__(
         self,
-        corpus: Corpus,
+        pairs: Pairs,
         transform: CropTransform,
         tokenizer: Tokenizer,
         batch_size: int,
@@ -103,24 +103,23 @@ class CaptionLoader:
             raise InputError(
                 f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
             )
-        if corpus.per_epoch < batch_size:
-            skipped = (
-                f" ({len(corpus.faults)} skipped, the first: {corpus.faults[0]})" if corpus.faults else ""
-            )
+        tars = pairs.tars
+        if tars.layout.per_epoch < batch_size:
+            skipped = f" ({len(tars.faults)} skipped, the first: {tars.faults[0]})" if tars.faults else ""
             raise InputError(
-                f"{corpus.per_epoch} samples with image and caption in {corpus} are fewer than the batch size "
+                f"{tars.layout.per_epoch} samples with image and caption in {tars} are fewer than the batch size "
                 f"{batch_size}: lower batch_size or give more shards{skipped}"
             )
-        self.corpus, self.samples, self.faults = corpus, corpus.per_epoch, corpus.faults
+        self.pairs, self.samples, self.faults = pairs, tars.layout.per_epoch, tars.faults
         self.batches_per_epoch, self.dropped = divmod(self.samples, batch_size)
         self._steps = Steps(self.batches_per_epoch, batch_size, rank, world)
         self._seed, self._workers = seed, workers
         self._jobs = _BatchJobs()
         self._fetching = ThreadPoolExecutor(_FETCHES)
         self._loader = data_loader(
-            _Batches(corpus, transform, tokenizer, seed),
+            _Batches(pairs, transform, tokenizer, seed),
             workers,
-            0 if corpus.is_remote else timeout,
+            0 if tars.is_remote else timeout,
             sampler=self._jobs,
             batch_size=None,  # a job is a batch
             persistent_workers=workers > 0,
@@ -144,15 +143,15 @@ class CaptionLoader:
         self._fetching.shutdown(wait=False, cancel_futures=True)
 
     def _items(self, epoch: int, start: int) -> Iterator[Items]:
-        layout, window = self.corpus.layout, self.corpus.window
+        layout, window = self.pairs.tars.layout, self.pairs.tars.window
         if window is None:
             return whole_epoch(layout, self._steps, self._seed, epoch, start)
         return windowed_epoch(layout, self._steps, window, self._seed, epoch, start, self._fetch)
 
     def _fetch(self, shards: list[int]) -> None:
         """Fetch remote shards in this order in the background."""
-        for number in shards if self.corpus.is_remote else ():
-            self._fetching.submit(self.corpus.fetch, number)
+        for number in shards if self.pairs.tars.is_remote else ():
+            self._fetching.submit(self.pairs.fetch, number)
 
 
 _BatchJob = tuple[int, Items]
@@ -172,25 +171,25 @@ class _BatchJobs:
 
 
 class _Batches(Dataset[Any]):
-    def __init__(self, corpus: Corpus, transform: CropTransform, tokenizer: Tokenizer, seed: int) -> None:
-        self.corpus, self.transform, self.tokenizer, self.seed = corpus, transform, tokenizer, seed
+    def __init__(self, pairs: Pairs, transform: CropTransform, tokenizer: Tokenizer, seed: int) -> None:
+        self.pairs, self.transform, self.tokenizer, self.seed = pairs, transform, tokenizer, seed
 
     def __getitem__(self, job: _BatchJob) -> Batch | DiffCLIPError:
         """Make a batch, or return an error for `watch_batches`."""
         epoch, items = job
         keys, images, captions, faults = [], [], [], []
-        samples = (items % self.corpus.samples).tolist()
+        samples = (items % len(self.pairs)).tolist()
         seeds = seeds_of(self.seed, epoch, items).tolist()
         try:
             for i, seed in zip(samples, seeds, strict=True):
-                sample = self.corpus.read(i)
+                sample = self.pairs[i]
                 if isinstance(sample, Fault):
                     faults.append(sample)
                     continue
                 keys.append(sample.key)
                 images.append(self.transform(sample.pixels, seed))
                 # the upper bits of the seed choose a caption
-                captions.append(sample.captions[(seed >> 32) % len(sample.captions)])
+                captions.append(sample.captions.draw(seed >> 32))
         except DiffCLIPError as error:
             return error
         if not keys:

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from diffclip.data.captions import captions_of
-from diffclip.data.evaluation_set import EvaluationSet, usable_samples
-from diffclip.data.images import IMAGE, ORIENTATION, image_member, orientation_of
-from diffclip.data.shards import Shards
+from diffclip.data.evaluation_set import EvaluationSet, read_answers
+from diffclip.data.images import ORIENTATION, orientation_of
+from diffclip.data.index import MASK, SEGMENTS
+from diffclip.data.pairs import PairKeys
+from diffclip.data.tar_set import TarSample, TarSet
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.preprocess import LONGEST_RATIO
 
-MASK, SEGMENTS = "mask.png", "seg.png"
 CROWD, NOT_LABELED = 255, -1
 Box = tuple[float, float, float, float]
 """left, top, right, bottom as shares of an image's width and height."""
@@ -110,8 +110,8 @@ def classes_at(data: EvaluationSet, position: int) -> NDArray[np.int64] | None:
     return classes
 
 
-def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str], template: str) -> MaskedSet:
-    """Open the images of `shards` that have a mask and a text.
+def masked_set(name: str, split: str, tars: TarSet, classnames: Sequence[str], template: str) -> MaskedSet:
+    """Open the images of `tars`, which have masks, that have a text.
 
     Args:
         classnames: by label, for samples with a `.cls`; may be empty.
@@ -121,15 +121,13 @@ def masked_set(name: str, split: str, shards: Shards, classnames: Sequence[str],
         InputError: no sample has an image, a mask and a text.
     """
 
-    def read(i: int) -> list[Thing]:
-        return _things(shards.sample(i, ("json", "txt", "cls")), shards.name(i), classnames, template)
+    def read(sample: TarSample) -> list[Thing]:
+        return _things(sample.read("json", "txt", "cls"), sample.name, classnames, template)
 
-    needed = {"image": IMAGE, f"mask (.{MASK})": (MASK,)}
-    advice = f"give each a .{MASK} and a text (.txt or .cls)"
-    indices, things, faults = usable_samples(shards, needed, advice, read)
+    indices, things, faults = read_answers(tars, read)
     texts = [[thing.text for thing in sample_things] for sample_things in things]
     return MaskedSet(
-        name, split, "masks", [], [], shards, indices, captions=texts, faults=faults, things=things
+        name, split, "masks", [], [], tars, indices, captions=texts, faults=faults, things=things
     )
 
 
@@ -154,7 +152,7 @@ def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], t
             for thing, values in numbers.items()
         ]
     if "txt" in sample:
-        text = captions_of({"txt": sample["txt"]}, name)[0]
+        text = PairKeys().parse(sample, name).texts[0]
         return [Thing(text, text)]
     if "cls" not in sample:
         raise InputError(f"{name} has no text for its mask (.txt or .cls)")
@@ -174,10 +172,9 @@ def _objects(sample: Mapping[str, bytes]) -> list[str]:
 
 def _read_member(data: EvaluationSet, position: int, extension: str) -> tuple[NDArray[Any], tuple[int, int]]:
     """Read a mask of the sample at `position` as `read_mask` does."""
-    assert isinstance(data.source, Shards)
-    i = data.indices[position]
-    sample = data.source.sample(i, (*IMAGE, extension))
-    return read_mask(sample[extension], image_member(sample, data.source.name(i)))
+    assert isinstance(data.source, TarSet)
+    members = data.source[data.indices[position]].read("image", extension)
+    return read_mask(members[extension], members["image"])
 
 
 def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]:

@@ -15,15 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diffclip.data.index import (
-    INDEX_FOLDER,
-    NO_SAMPLES,
-    Header,
-    cached_index,
-    open_tar,
-    read_index,
-    write_index,
-)
+from diffclip.data.index import INDEX_FOLDER, Header, Index, cached_index, open_index, read_index, write_index
 from diffclip.data.shards import expand_braces, natural_key
 from diffclip.errors import DiffCLIPError, InputError, hide_secrets
 from diffclip.files import hold_lock, write_atomically
@@ -65,7 +57,7 @@ def expand_remote(spec: str) -> list[str]:
 
 
 class RemoteShards:
-    """The remote shards of a corpus, copied whole to a folder that processes share.
+    """The remote shards of a set, copied whole to a folder that processes share.
 
     fsspec fetches them, but its file cache (`filecache::`) is not used. It writes without a lock under the final name,
     where another process may be reading, and it assumes that files at http addresses never change.
@@ -93,7 +85,7 @@ class RemoteShards:
                 with write_atomically(copy) as temporary, _opened(address) as (system, path):
                     system.get_file(path, str(temporary))
                 # replaces the header from beside the shard, which may be of an earlier shard of the same size
-                self._keep(address, open_tar(copy).header)
+                self._keep(address, open_index(copy).header)
                 self._make_room()
             with suppress(OSError):  # keep the modification time, which identifies the copy in its index
                 os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
@@ -104,18 +96,18 @@ class RemoteShards:
             with _opened(address) as (system, path):
                 info = system.info(path)
         except _MissingError as error:
-            return Header("", {}, [str(error).removeprefix(f"{hide_secrets(address)} ")])
+            return Header("", [], [], [str(error).removeprefix(f"{hide_secrets(address)} ")])
         mark = " ".join(str(info[key]) for key in _MARKS if info.get(key) is not None)
         self._marks[address] = mark
-        if index := read_index(cached_index(address), mark, tables=False):
-            return index[0]
-        header = _fetch_header(system, path, info.get("size")) or open_tar(self.copy(address)).header
+        if index := read_index(Path(path), cached_index(address), mark, tables=False):
+            return index.header
+        header = _fetch_header(system, path, info.get("size")) or open_index(self.copy(address)).header
         return self._keep(address, header)
 
     def _keep(self, address: str, header: Header) -> Header:
         """Write the header of a shard to the cache folder, where it outlives the copy of the shard."""
         header = replace(header, stamp=self._marks[address])
-        write_index(cached_index(address), header, NO_SAMPLES)
+        write_index(cached_index(address), Index(Path(address), header))
         return header
 
     def _make_room(self) -> None:
@@ -147,9 +139,9 @@ def _fetch_header(system: Any, path: str, size: Any) -> Header | None:
     with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
         file = Path(scratch, "index.npy")
         system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
-        index = read_index(file, None, tables=False)
-        if index is not None and index[0].stamp.startswith(f"{size} "):
-            return index[0]
+        index = read_index(file, file, None, tables=False)
+        if index is not None and index.header.stamp.startswith(f"{size} "):
+            return index.header
     return None
 
 

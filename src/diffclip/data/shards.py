@@ -1,4 +1,4 @@
-"""WebDataset tar shards on disk: find shards by name, read samples by number, write members."""
+"""WebDataset tar shards on disk: find shards by name, write members."""
 
 from __future__ import annotations
 
@@ -10,75 +10,12 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from braceexpand import braceexpand
-from numpy.typing import NDArray
-from PIL import Image
 
-from diffclip.data.images import IMAGE, image_member, read_image
-from diffclip.data.index import MEMBERS, Needed, Tar, open_tars
-from diffclip.errors import Fault, InputError
-from diffclip.files import digest_of
+from diffclip.errors import InputError
 
 MANIFEST = "make-shards.json"
 """The file that `diffclip data make-shards` writes first. The last file is nshards.txt."""
-
-
-class Shards:
-    """The samples of several shards on disk, numbered in the order of the shards: a `Source` of images.
-
-    An object may be forked or pickled to data workers. Several threads must not use it at once.
-
-    Attributes:
-        faults: the shards that are cut short, empty or broken. The samples before the fault are kept.
-        identity: a digest of the name, size and time of each shard.
-
-    Raises:
-        InputError: the shards have no sample.
-    """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        tars = open_tars(paths)
-        self._tars = [tars[path] for path in paths]
-        self._bounds = np.cumsum([0, *(len(tar.table) for tar in self._tars)])
-        self.identity = digest_of([[tar.path.name, tar.header.stamp] for tar in self._tars])
-        self.faults = [Fault(str(tar.path), reason) for tar in self._tars for reason in tar.header.faults]
-        if not len(self):
-            fault = f" (first: {self.faults[0]})" if self.faults else ""
-            raise InputError(f"no sample in {self}{fault}: give uncompressed WebDataset tars")
-
-    def __str__(self) -> str:
-        rest = f" and {len(self._tars) - 1} more shards" if len(self._tars) > 1 else ""
-        return f"{self._tars[0].path}{rest}"
-
-    def __len__(self) -> int:
-        return int(self._bounds[-1])
-
-    def name(self, i: int) -> str:
-        """The shard and key of sample `i`, for messages."""
-        tar, row = self._locate(i)
-        return tar.name(row)
-
-    def sample(self, i: int, extensions: Sequence[str] = MEMBERS) -> dict[str, bytes]:
-        """Read the members of sample `i` by extension, with the errors of `Tar.members`."""
-        tar, row = self._locate(i)
-        return tar.members(row, extensions)
-
-    def image(self, i: int) -> Image.Image:
-        """Read the image of sample `i` as RGB. Raise `InputError` or `OSError` if it is missing or cannot be read."""
-        name = self.name(i)
-        return read_image(image_member(self.sample(i, IMAGE), name), name)
-
-    def usable(self, needed: Needed) -> tuple[NDArray[np.int64], list[Fault]]:
-        """Find the samples that have a member for each of `needed`, and the faults of the other samples."""
-        results = [tar.usable(needed) for tar in self._tars]
-        numbers = [rows + begin for (rows, _), begin in zip(results, self._bounds[:-1], strict=True)]
-        return np.concatenate(numbers), [fault for _, faults in results for fault in faults]
-
-    def _locate(self, i: int) -> tuple[Tar, int]:
-        """Find the shard of sample `i`, and the row of the sample in the shard's index."""
-        shard = int(np.searchsorted(self._bounds, i, side="right")) - 1
-        return self._tars[shard], i - int(self._bounds[shard])
 
 
 def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -6,13 +6,19 @@ import json
 import tarfile
 from pathlib import Path
 
-from diffclip.data.captions import CAPTION_KEY, caption_members
 from diffclip.data.images import IMAGE
-from diffclip.data.shards import Shards, add_member, expand_shards
+from diffclip.data.shards import add_member
+from diffclip.data.tar_set import Members, TarSet
 from diffclip.errors import InputError
 from diffclip.files import digest_of, write_atomically, write_text
 
 _ABOUT_FILE = "folds.json"
+_TEXTS = ("txt", "json")
+_MEMBERS = Members(
+    tuple((ending, (ending,)) for ending in (*IMAGE, *_TEXTS)),
+    (("image", IMAGE), ("caption", _TEXTS)),
+    "give a set of captioned images",
+)
 
 
 def fold_split(fold: int) -> str:
@@ -27,11 +33,11 @@ def write_folds(source: Path, count: int, folder: Path) -> None:
     stay. `InputError` is raised if they are of other samples, or if there are fewer samples than folds.
     """
     splits = [source / split for split in ("train", "val") if (source / split).is_dir()]
-    shards = Shards(expand_shards(splits))
-    samples = shards.usable({"image": IMAGE, "caption": caption_members(CAPTION_KEY)})[0].tolist()
+    tars = TarSet(splits, _MEMBERS)
+    samples = range(len(tars))
     if len(samples) < count:
         raise InputError(f"{source} has {len(samples)} captioned images: give fewer folds than that")
-    names = digest_of([shards.name(i).rpartition("/")[2] for i in samples])
+    names = digest_of([tars.name(i).rpartition("/")[2] for i in samples])
     about = json.dumps({"folds": count, "samples": len(samples), "names": names}) + "\n"
     if (folder / _ABOUT_FILE).is_file():
         if (folder / _ABOUT_FILE).read_text("utf-8") != about:
@@ -43,7 +49,7 @@ def write_folds(source: Path, count: int, folder: Path) -> None:
         split = folder / fold_split(fold)
         with write_atomically(split / "0.tar") as temporary, tarfile.open(temporary, "w") as tar:
             for i in samples[fold::count]:
-                for extension, content in shards.sample(i).items():
+                for extension, content in tars[i].read(*_MEMBERS.labels).items():
                     add_member(tar, f"{i:07d}.{extension}", content)
         write_text(split / "nshards.txt", "1\n")
     write_text(folder / "dataset_type.txt", "retrieval\n")

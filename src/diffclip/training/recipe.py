@@ -80,7 +80,12 @@ class DataRecipe(Keys):
     train: str | WeightedShards | list[str | WeightedShards]
     val: str | list[str] | None = None  # the validation split of the training data
     val_range: tuple[int, int] | None = None  # samples of `val` to validate on: the first, and past the last
-    caption_key: str = "caption"  # the key of captions in `.json`
+    # endings of the members with the image and the captions, or patterns such as '*.jpg'; None: the usual ones
+    image_key: str | list[str] | None = None
+    text_key: str | list[str] | None = None
+    # the key of captions in `.json`; or several keys, each with its share of the draws
+    caption_key: str | dict[str, PositiveFloat] = "caption"
+    captions: Literal["lines", "whole"] = "lines"  # each line of a text is a caption, or all of it is one
     workers: NonNegativeInt = 0  # processes that read ahead; 0 reads in the training process
     scale: tuple[float, float] = (0.5, 1.0)  # least and greatest share of the image that a crop covers
     flip: float = Field(default=0.0, ge=0, le=1)  # the probability of mirroring the image

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from diffclip.attention.dispatch import resolve_backend
-from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.remote import is_remote
-from diffclip.data.shards import Shards, expand_shards
+from diffclip.data.pairs import PairKeys, Pairs
 from diffclip.data.transforms import TrainTransform
-from diffclip.errors import DiffCLIPError, Fault, InputError, hide_secrets, require_group
+from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import digest_of, explain_disk_errors, write_text
 from diffclip.model import CLIP
 from diffclip.sources.load import load_clip
@@ -44,7 +42,7 @@ from diffclip.training.loggers import check_loggers, logger_makers
 from diffclip.training.logging import RunLogger
 from diffclip.training.loop import Trainer
 from diffclip.training.optimizer import freeze, make_optimizer
-from diffclip.training.recipe import Recipe, read_recipe
+from diffclip.training.recipe import DataRecipe, Recipe, read_recipe
 from diffclip.training.run_folder import (
     RECIPE_FILE,
     add_start,
@@ -129,16 +127,16 @@ def open_training_data(
     """Open the training shards of `recipe` as a loader of this process's share of uint8 batches.
 
     Nothing is written beside the shards. With `data.memory`, all images are decoded here and kept in memory. The errors
-    are those of `Corpus` and `CaptionLoader`.
+    are those of `TarSet` and `CaptionLoader`.
     """
     config, data = recipe.config(), recipe.data
-    corpus = Corpus(data.train, data.caption_key, data.window, data.cache, data.cache_gb)
+    pairs = Pairs(data.train, _pair_keys(data), data.window, data.cache, data.cache_gb)
     transform = TrainTransform(config.vision.image_size, config.preprocess, data.scale, data.flip)
     tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
     if data.memory:
-        corpus.decode()
+        pairs.decode()
     return CaptionLoader(
-        corpus, transform, tokenizer, size, seed, data.workers, rank, world, data.timeout, pin_memory
+        pairs, transform, tokenizer, size, seed, data.workers, rank, world, data.timeout, pin_memory
     )
 
 
@@ -146,12 +144,13 @@ def open_validation_data(recipe: Recipe) -> EvaluationSet | None:
     """Open the validation split of `recipe`; None if it has none. A split that cannot be used raises `InputError`."""
     if recipe.data.val is None:
         return None
-    val = [recipe.data.val] if isinstance(recipe.data.val, str) else recipe.data.val
-    if addresses := [spec for spec in val if is_remote(spec)]:
-        raise InputError(f"data.val {hide_secrets(addresses[0])} is an address: give shards on a disk")
-    shards = Shards(expand_shards(val))
-    validation_set = caption_set("validation", "val", shards, recipe.data.caption_key)
+    data = recipe.data
+    validation_set = caption_set("validation", "val", data.val, _pair_keys(data), data.cache, data.cache_gb)
     return validation_set if recipe.data.val_range is None else validation_set.part(*recipe.data.val_range)
+
+
+def _pair_keys(data: DataRecipe) -> PairKeys:
+    return PairKeys(data.image_key, data.text_key, data.caption_key, data.captions)
 
 
 def build_model(recipe: Recipe) -> CLIP:
@@ -287,7 +286,7 @@ def _claim(recipe: Recipe, run: Path, is_new: bool, resources: ExitStack) -> Non
 def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
     """Raise `InputError` if the order of samples (shards, weights, window) differs between processes or from the
     checkpoint's; else note the order and the number of processes in `progress`."""
-    order, before, world = loader.corpus.order_identity(), progress.processes, fabric.world_size
+    order, before, world = loader.pairs.tars.order_identity, progress.processes, fabric.world_size
     if len(set(gather(fabric, order))) > 1:
         line = "the processes do not see the same shards: give every node the same data"
         raise raised_by_all(fabric, InputError(line))
@@ -297,7 +296,7 @@ def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run:
             f"bring them back, or start a new run with weights={run}/checkpoints/last"
         )
         raise raised_by_all(fabric, InputError(line))
-    if progress.batch and before != world and loader.corpus.window is not None and not fabric.global_rank:
+    if progress.batch and before != world and loader.pairs.tars.window is not None and not fabric.global_rank:
         _say(
             f"{run}: with data.window the order depends on the number of processes, {before} before and {world} now: "
             "this epoch shows some samples twice and leaves others out"
@@ -308,8 +307,8 @@ def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run:
 def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunLogger:
     """Add this start to `about.json`, write the shards' indexes beside the shards, and open the log of the steps."""
     recipe, run, loader = trainer.recipe, trainer.run, trainer.loader
-    corpus, done, steps = loader.corpus, trainer.progress.step, trainer.steps
-    corpus.keep_indexes()
+    tars, done, steps = loader.pairs.tars, trainer.progress.step, trainer.steps
+    tars.keep_indexes()
     begins = f"going on after step {done} of {steps}" if done else f"{steps} steps"
     _say(
         f"{run}: {begins}, {recipe.precision}, {loader.samples} samples per epoch in {loader.batches_per_epoch} "
@@ -319,12 +318,12 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     for note in recipe.notes():
         _say(f"{run}: {note}")
     data = {
-        "fingerprint": corpus.identity(),
-        "samples": corpus.samples,
+        "fingerprint": tars.identity,
+        "samples": len(tars),
         "per_epoch": loader.samples,
         "dropped": loader.dropped,
         "steps_per_epoch": loader.batches_per_epoch,
-        "sources": corpus.sources,
+        "sources": tars.sources,
     }
     processes = {
         "world": hardware.world,

@@ -1,0 +1,369 @@
+"""The samples of tar shards, on disk or at addresses, by number: for training, validation and evaluation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from diffclip.data.images import IMAGE, read_image
+from diffclip.data.index import (
+    BLOCK,
+    Header,
+    Index,
+    index_files,
+    open_index,
+    open_indexes,
+    read_index,
+    stamp,
+    write_index,
+)
+from diffclip.data.order import Layout
+from diffclip.data.remote import RemoteShards, expand_remote, is_remote
+from diffclip.data.shards import expand_shards
+from diffclip.errors import Fault, InputError, hide_secrets
+from diffclip.files import cache_folder, digest_of
+
+# Number of shards that a process shuffles together if some shards are remote.
+_WINDOW = 16
+# Number of files that a process keeps open.
+_OPEN_FILES = 256
+
+Labels = tuple[str, ...]
+_USUAL = {*IMAGE, "txt", "json", "cls"}
+_ENDINGS = (
+    "an ending starts at the first dot of the file's name; rename the files, or give the endings or patterns such as "
+    "'*.jpg' to train on as data.image_key and data.text_key"
+)
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members that are read of a sample, and those that it needs.
+
+    Attributes:
+        endings: a label for each member, and the endings it may have, the preferred one first. An ending may be a
+            pattern with `*`.
+        needed: what a sample needs, such as "caption", and the labels of which it needs at least one.
+        advice: what to do if no sample has the needed members.
+    """
+
+    endings: tuple[tuple[str, tuple[str, ...]], ...]
+    needed: tuple[tuple[str, Labels], ...]
+    advice: str
+
+    @property
+    def labels(self) -> Labels:
+        return tuple(label for label, _ in self.endings)
+
+    def missing(self, endings: Sequence[str]) -> str:
+        """Say what a sample with these members lacks, and why if it has members that are not read."""
+        matches = dict(zip(self.labels, _matches(tuple(endings), self.endings), strict=True))
+        lack = [f"no {name}" for name, labels in self.needed if not any(matches[label] for label in labels)]
+        read = [column for columns in matches.values() for column in columns]
+        others = [ending for column, ending in enumerate(endings) if column not in read]
+        others = [f".{ending}" for ending in others if ending not in _USUAL]
+        if not others:
+            return f"has {' and '.join(lack)}"
+        return f"has {' and '.join(lack)}, but {', '.join(others[:3])}: {_ENDINGS}"
+
+    def passed_over(self, endings: Sequence[str]) -> int:
+        """Count the samples that would be found if the endings could follow any dot of a file's name."""
+        wide = tuple((label, (*usual, *(f"*.{ending}" for ending in usual))) for label, usual in self.endings)
+        return len(choose(tuple(endings), replace(self, endings=wide))) - len(choose(tuple(endings), self))
+
+
+@lru_cache
+def _matches(endings: Labels, patterns: tuple[tuple[str, Labels], ...]) -> list[list[int]]:
+    """For each label, the columns of the endings that it may have, the preferred one first."""
+    return [
+        [n for pattern in wanted for n, ending in enumerate(endings) if fnmatchcase(ending, pattern)]
+        for _, wanted in patterns
+    ]
+
+
+@lru_cache
+def choose(endings: Labels, members: Members) -> list[tuple[str, list[int]]]:
+    """Choose the members to read of a sample with these endings: the column of each label, -1 if it has none.
+
+    The result is empty if the sample lacks a needed member. If patterns match several members (`1.jpg`, `1.txt`,
+    `2.jpg` and `2.txt` of files named `photo.1.jpg` …), each complete group of members with the same ending before the
+    last dot is a sample: the result has the group ("1") and the columns of each.
+    """
+    matches = _matches(endings, members.endings)
+
+    def complete(columns: list[int]) -> bool:
+        chosen = dict(zip(members.labels, columns, strict=True))
+        return all(any(chosen[label] >= 0 for label in labels) for _, labels in members.needed)
+
+    stems = dict.fromkeys(ending.rpartition(".")[0] for ending in endings)
+    groups = [
+        (stem, [next((n for n in found if endings[n].rpartition(".")[0] == stem), -1) for found in matches])
+        for stem in stems
+    ]
+    groups = [group for group in groups if complete(group[1])]
+    if len(groups) > 1:
+        return groups
+    first = [found[0] if found else -1 for found in matches]
+    return [("", first)] if complete(first) else []
+
+
+class _Shard(NamedTuple):
+    """A shard by its path or address, its name for messages, and the number of its samples."""
+
+    url: str
+    name: str
+    header: Header
+    samples: int
+
+
+class _Opened(NamedTuple):
+    """An open shard: its samples' keys, and block and size of each label's member [samples, labels, 2]. `file` is the
+    open shard if the shard may be removed while it is in use."""
+
+    index: Index
+    keys: NDArray[np.bytes_]
+    positions: NDArray[np.uint32]
+    file: IO[bytes] | None = None
+
+
+class TarSample(NamedTuple):
+    """A sample of a `TarSet`: its key, its name (shard and key, for messages), and the reader of its members."""
+
+    key: str
+    name: str
+    members: Members
+    shard: _Opened
+    row: int
+
+    def read(self, *labels: str) -> dict[str, bytes]:
+        """Read the members with these labels that the sample has. Raise `InputError` if the shard has changed, and
+        `OSError` if it cannot be read."""
+        contents = {}
+        path, header = self.shard.index.path, self.shard.index.header
+        if self.row >= len(self.shard.keys):
+            reason = next(iter(header.faults), "has changed since its samples were counted: start again")
+            raise InputError(f"{self.name} {reason}")
+        # keep a reference, so that another thread cannot close the file by evicting it from the cache
+        file = self.shard.file or _open_file(path, header.stamp)
+        for label, (block, size) in zip(
+            self.members.labels, self.shard.positions[self.row].tolist(), strict=True
+        ):
+            if size and label in labels:
+                # pread does not use the file's position, which forked processes share
+                contents[label] = os.pread(file.fileno(), size, block * BLOCK)
+                if len(contents[label]) < size:
+                    raise InputError(f"{path} became shorter while it was read: start again")
+        return contents
+
+
+class TarSet:
+    """The samples of weighted sources of shards that have the needed members, numbered across all shards.
+
+    Without a window, the indexes of all shards are in memory, and forked data workers share them. With a window, only
+    the header of each shard and the indexes of the shards that are being read are in memory. A set may be forked to
+    data workers, or pickled before its first read. Several threads must not use it at once.
+
+    Args:
+        sources: a path or an address; an object with `shards` and `weight`, as a recipe has; or a list of these.
+        members: the members to read, and those that a sample needs.
+        window: number of shards that a process shuffles together. None: all samples, or 16 shards if one is remote.
+        cache: folder for copies of remote shards; None: in the user's cache folder.
+        cache_gb: limit for these copies in 10^9 bytes; the least recently used are removed. None: no limit.
+
+    Attributes:
+        faults: the skipped broken shards and samples without a needed member; oddities are of the kind "note".
+        sources: for each source its name (`spec`), its numbers of `shards` and `samples`, its `weight`.
+        layout: the samples of each shard, and the weights.
+
+    Raises:
+        InputError: shards are missing, or not a single sample has the needed members.
+        DiffCLIPError: an address does not answer.
+    """
+
+    def __init__(
+        self,
+        sources: Any,
+        members: Members,
+        window: int | None = None,
+        cache: str | Path | None = None,
+        cache_gb: float | None = None,
+    ) -> None:
+        found = [_find_source(source) for source in (sources if isinstance(sources, list) else [sources])]
+        urls = [url for _, _, shards in found for url in shards]
+        if not urls:
+            raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
+        remote = [url for url in urls if is_remote(url)]
+        self.is_remote = bool(remote)
+        self.members, self.window = members, window or (_WINDOW if remote else None)
+        self._copies = RemoteShards(
+            Path(cache).expanduser() if cache else cache_folder() / "shards", cache_gb
+        )
+        indexes = open_indexes((Path(url) for url in urls if not is_remote(url)), self.window is None)
+        headers = {str(path): index.header for path, index in indexes.items()} | self._copies.headers(remote)
+        self._shards = [_Shard(url, hide_secrets(url), headers[url], _count(headers[url], members)) for url in urls]
+        self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
+        # open shards by number
+        self._opened: dict[int, _Opened] = {}
+        for number, shard in enumerate(self._shards):
+            self.faults += [Fault(shard.name, note, "note") for note in _notes(shard.header, members)]
+            if self.window is None:
+                index = indexes[Path(shard.url)]
+                self._opened[number] = _select(index, members)
+                self.faults += _incomplete(index, members)
+            elif _lacking(shard.header, members):
+                self.faults.append(Fault(shard.name, _summary(shard.header, members)))
+        self._bounds = np.cumsum([0, *(shard.samples for shard in self._shards)])
+        sizes = {shard.url: shard.samples for shard in self._shards}
+        counts = [[sizes[url] for url in shards] for _, _, shards in found]
+        self.layout = Layout(counts, [weight for _, weight, _ in found])
+        self.sources: list[dict[str, Any]] = [
+            {"spec": ", ".join(specs), "shards": len(samples), "samples": sum(samples), "weight": weight}
+            for (specs, weight, _), samples in zip(found, counts, strict=True)
+        ]
+        if not len(self):
+            fault = f" (first: {self.faults[0]})" if self.faults else ""
+            needs = " and ".join(name for name, _ in members.needed)
+            raise InputError(f"no sample in {self} has {needs}{fault}: {members.advice}")
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def __str__(self) -> str:
+        rest = f" and {len(self._shards) - 1} more shards" if len(self._shards) > 1 else ""
+        return f"{self._shards[0].name}{rest}"
+
+    def __getitem__(self, i: int) -> TarSample:
+        """Find sample `i`, of which nothing is read yet. Raise `DiffCLIPError` if a remote shard cannot be copied."""
+        number = int(self._bounds.searchsorted(i, side="right")) - 1
+        row, shard, name = i - int(self._bounds[number]), self._open(number), self._shards[number].name
+        key = ""
+        if row < len(shard.keys):
+            key = bytes(shard.keys[row]).decode("utf-8", "surrogateescape")
+            name = f"{name}:{key}"
+        return TarSample(key, name, self.members, shard, row)
+
+    def name(self, i: int) -> str:
+        """Return the shard and key of sample `i`, for messages."""
+        return self[i].name
+
+    def image(self, i: int) -> Image.Image:
+        """Read the image of sample `i` as RGB. Raise `InputError` or `OSError` if it cannot be read."""
+        sample = self[i]
+        return read_image(sample.read("image")["image"], sample.name)
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the name, size and time of each shard."""
+        return digest_of([[shard.name.rpartition("/")[2], shard.header.stamp] for shard in self._shards])
+
+    @cached_property
+    def order_identity(self) -> str:
+        """A digest of all that decides the order of an epoch, except the seed. The shards' folder does not count."""
+        shards = [[shard.name.rpartition("/")[2], shard.samples] for shard in self._shards]
+        sizes = [len(source) for source in self.layout.sources]
+        return digest_of([shards, sizes, list(self.layout.weights), self.window])
+
+    def keep_indexes(self) -> None:
+        """Write the indexes of local shards beside them, if that folder is writable."""
+        for shard in self._shards:
+            path = Path(shard.url)
+            file = index_files(path)[0]
+            if path.is_file() and not read_index(path, file, stamp(path), tables=False):
+                write_index(file, open_index(path))
+
+    def fetch(self, number: int) -> None:
+        """Copy a shard to the cache if it is remote."""
+        if is_remote(self._shards[number].url):
+            self._copies.copy(self._shards[number].url)
+
+    def _open(self, number: int) -> _Opened:
+        """Return a shard; if it is not open, open it in place of the least recently used one."""
+        opened = self._opened.pop(number, None)
+        if opened is None:
+            url = self._shards[number].url
+            opened = _select(open_index(self._copies.copy(url) if is_remote(url) else Path(url)), self.members)
+            with suppress(OSError):  # a shard that is gone or unreadable has faults
+                opened = opened._replace(file=opened.index.path.open("rb", buffering=0))
+            while len(self._opened) >= (self.window or 1):
+                self._opened.pop(next(iter(self._opened)))
+        self._opened[number] = opened
+        return opened
+
+
+def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
+    """Find the names of a source's shards, its weight, and the path or address of each shard."""
+    shards, weight = (source.shards, source.weight) if hasattr(source, "shards") else (source, 1.0)
+    specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
+    expanded = [expand_remote(spec) if is_remote(spec) else map(str, expand_shards(spec)) for spec in specs]
+    return specs, weight, [url for urls in expanded for url in urls]
+
+
+def _count(header: Header, members: Members) -> int:
+    """Count the samples of a shard that have the needed members."""
+    shapes = zip(header.shapes, header.counts, strict=True)
+    return sum(count * len(choose(tuple(endings), members)) for endings, count in shapes)
+
+
+def _notes(header: Header, members: Members) -> list[str]:
+    """Name the oddities of a shard, of which nothing is skipped or more could be read."""
+    shapes = list(zip(header.shapes, header.counts, strict=True))
+    more = sum(count * members.passed_over(endings) for endings, count in shapes if choose(tuple(endings), members))
+    return header.notes + ([f"holds {more} more images with a caption, in longer endings: {_ENDINGS}"] if more else [])
+
+
+def _lacking(header: Header, members: Members) -> dict[int, int]:
+    """Return the number of samples of each shape that lacks a needed member."""
+    shapes = enumerate(zip(header.shapes, header.counts, strict=True))
+    return {shape: count for shape, (endings, count) in shapes if not choose(tuple(endings), members)}
+
+
+def _summary(header: Header, members: Members) -> str:
+    """Say how many samples of a shard lack a needed member, and what the first one lacks."""
+    lacking = _lacking(header, members)
+    first = members.missing(header.shapes[min(lacking)])
+    return f"holds {sum(lacking.values())} samples without {' or '.join(name for name, _ in members.needed)} (the first {first})"
+
+
+def _incomplete(index: Index, members: Members) -> list[Fault]:
+    """Name the samples of a shard that lack a needed member."""
+    lacking = {shape: members.missing(index.header.shapes[shape]) for shape in _lacking(index.header, members)}
+    rows = np.flatnonzero(np.isin(index.rows["shape"], list(lacking)))
+    return [
+        Fault(f"{index.path}:{bytes(key).decode('utf-8', 'surrogateescape')}", lacking[shape])
+        for key, shape, _ in index.rows[rows].tolist()
+    ]
+
+
+def _select(index: Index, members: Members) -> _Opened:
+    """Find the samples of a shard that have the needed members, and the members to read, in the order of the tar."""
+    numbers, keys, positions = [np.zeros(0, np.int64)], [index.rows["key"][:0]], [np.zeros((0, len(members.labels), 2), np.uint32)]
+    # the last row is for columns of -1
+    places = np.concatenate([index.positions, np.zeros((1, 2), np.uint32)])
+    for shape, endings in enumerate(index.header.shapes):
+        for group, columns in choose(tuple(endings), members):
+            rows = np.flatnonzero(index.rows["shape"] == shape)
+            numbers.append(rows)
+            chosen = index.rows[rows]
+            suffix = f".{group}".encode("utf-8", "surrogateescape") if group else b""
+            keys.append(np.char.add(chosen["key"], suffix) if group else chosen["key"])
+            firsts = chosen["first"].astype(np.int64)[:, None]
+            wanted = np.array(columns)
+            positions.append(places[np.where(wanted < 0, -1, firsts + wanted)])
+    order = np.argsort(np.concatenate(numbers), kind="stable")
+    return _Opened(index._replace(rows=index.rows[:0], positions=index.positions[:0]), np.concatenate(keys)[order], np.concatenate(positions)[order])
+
+
+@lru_cache(_OPEN_FILES)
+def _open_file(path: Path, mark: str) -> IO[bytes]:
+    """Open a file and keep it open. `mark`, its stamp, distinguishes it from an earlier file of the same name."""
+    return path.open("rb", buffering=0)
