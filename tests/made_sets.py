@@ -15,6 +15,8 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
+from diffclip.data.tar_set import Members
+
 CIFAR_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
@@ -27,6 +29,11 @@ def tar_of(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     return path
+
+
+_ENDINGS = ("jpg", "txt", "json", "cls", "mask.png", "seg.png")
+EVERY = Members(tuple((ending, (ending,)) for ending in _ENDINGS), (("member", _ENDINGS),), "give shards")
+"""The members of samples of any kind."""
 
 
 def write_shard_of(path: Path, samples: Iterable[tuple[object, Mapping[str, bytes]]]) -> Path:

@@ -3,14 +3,16 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from diffclip.data.shards import Shards
+from made_sets import EVERY
+
+from diffclip.data.tar_set import TarSet
 
 
 def zero_images(shard: Path, target: Path, broken: Iterable[int]) -> Path:
     """Copy `shard` to `target`, with zeros in place of the images of the samples `broken`."""
-    data, samples = bytearray(shard.read_bytes()), Shards([shard])
+    data, samples = bytearray(shard.read_bytes()), TarSet(shard, EVERY)
     for number in broken:
-        image = samples.sample(number, ("jpg",))["jpg"]
+        image = samples[number].read("jpg")["jpg"]
         start = data.index(image)
         data[start : start + len(image)] = bytes(len(image))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -139,9 +139,10 @@ def check_new(target: str | Path) -> None:
 
 
 def read_text(file: Path) -> str:
-    """Read a text file, or raise `InputError` if it is not UTF-8 text or cannot be read."""
+    """Read a text file as UTF-8; a line ends in \\n, or in \\r\\n. A file that cannot be read raises `InputError`."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        text = file.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return text if "\n" in text else text.replace("\r", "\n")  # as old spreadsheets write them
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read {file} ({error}): it should be UTF-8 text") from error
     except OSError as error:

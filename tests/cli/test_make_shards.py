@@ -1,13 +1,15 @@
 import tarfile
+import unicodedata
 from pathlib import Path
 
 import pytest
 from made_sets import write_image
+from PIL import Image
 
 from diffclip.cli.data import make_shards
-from diffclip.data.corpus import Corpus
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.make_shards import find_captions
+from diffclip.data.pairs import Pairs
 from diffclip.errors import Fault, InputError
 
 
@@ -26,9 +28,9 @@ def kaggle(tmp_path: Path) -> Path:
 
 
 def captions_in(folder: Path) -> dict[str, list[str]]:
-    corpus = Corpus(folder)
-    pairs = [corpus.read(i) for i in range(corpus.samples)]
-    return {pair.key.rpartition("_")[2]: pair.captions for pair in pairs if not isinstance(pair, Fault)}
+    found = Pairs(folder)
+    pairs = [found[i] for i in range(len(found))]
+    return {pair.key.rpartition("_")[2]: pair.captions.texts for pair in pairs if not isinstance(pair, Fault)}
 
 
 def test_flickr8k_from_kaggle_becomes_three_splits(kaggle, tmp_path, capsys) -> None:
@@ -97,9 +99,72 @@ def test_equal_image_names_are_matched_by_folder(tmp_path: Path, capsys: pytest.
     (source / "captions.csv").write_text("\n".join(lines))
     make_shards(source, tmp_path / "shards", workers=1)
     assert "1 left out" in capsys.readouterr().out
-    corpus = Corpus(tmp_path / "shards")
-    pairs = [corpus.read(i) for i in range(corpus.samples)]
-    assert {pair.captions[0] for pair in pairs if not isinstance(pair, Fault)} == {"alone", "first", "second"}
+    found = Pairs(tmp_path / "shards")
+    pairs = [found[i] for i in range(len(found))]
+    assert {pair.captions.texts[0] for pair in pairs if not isinstance(pair, Fault)} == {
+        "alone",
+        "first",
+        "second",
+    }
+
+
+def captions_of(source: Path, folder: Path) -> dict[str, str]:
+    """Make shards; return the caption of each image, by the image's mean color."""
+    make_shards(source, folder, workers=1)
+    found = Pairs(folder)
+    return {
+        pair.captions.texts[0]: str(pair.pixels.float().mean().round().int().item())
+        for pair in map(found.__getitem__, range(len(found)))
+    }
+
+
+def write_gray(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (8, 8), value).save(path)
+
+
+def test_a_bare_name_that_two_folders_have_is_refused_with_both(tmp_path, capsys) -> None:
+    source = tmp_path / "set"
+    for value, name in enumerate(("a/1.png", "b/1.png", "c/2.png")):
+        write_gray(source / name, value)
+    (source / "captions.csv").write_text("image,caption\n1.png,which\n")
+    with pytest.raises(InputError, match=r"1\.png may be a/1\.png or b/1\.png: give its folder"):
+        make_shards(source, tmp_path / "none", workers=1)
+    (source / "captions.csv").write_text("image,caption\n1.png,which\nx/2.png,this\n")
+    assert captions_of(source, tmp_path / "shards") == {"this": "2"}
+    assert "1.png: may be a/1.png or b/1.png" in capsys.readouterr().err
+
+
+def test_names_match_however_they_are_written(tmp_path) -> None:
+    source = tmp_path / "set"
+    names = ["é/1.png", "b/1.png", "2.png", "b/2.png", "c/3.png", "c/4.png", "b/5.png"]
+    for value, name in enumerate(names):
+        write_gray(source / unicodedata.normalize("NFD", name), value)
+    written = [
+        "é/1.png",
+        "b\\1.png",
+        f"{source}/2.png",
+        "./b/2.png",
+        "/home/me/set/c/3.png",
+        r"C:\set\c\4.png",
+        "b//5",
+    ]
+    rows = [f"{name},{value}" for value, name in enumerate(written)]
+    (source / "captions.csv").write_text("\n".join(["image,caption", *rows, "./2.png,2", "q/1.png,no"]))
+    assert captions_of(source, tmp_path / "shards") == {str(value): str(value) for value in range(len(names))}
+
+
+def test_images_that_are_not_read_are_named(tmp_path, capsys) -> None:
+    source = tmp_path / "set"
+    write_gray(source / "0.png", 0)
+    for number in range(1, 4):
+        (source / f"{number}.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(20))
+    (source / "loop").symlink_to("..")
+    (source / "again").symlink_to("..")
+    rows = [f"{number},caption {number}" for number in range(4)]
+    (source / "captions.csv").write_text("\n".join(["image,caption", *rows]))
+    assert captions_of(source, tmp_path / "shards") == {"caption 0": "0"}
+    assert "3 left out" in capsys.readouterr().out
 
 
 def test_missing_and_broken_images_are_reported(kaggle, tmp_path, capsys) -> None:

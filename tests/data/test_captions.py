@@ -1,9 +1,12 @@
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from diffclip.data.captions import captions_of, read_captions
+from diffclip.data.captions import read_captions
+from diffclip.data.pairs import PairKeys
 from diffclip.errors import InputError
 
 WANTED = {"a.jpg": ["a dog, running", "second"], "b/c.png": ["one"]}
@@ -30,14 +33,80 @@ COCO = {
 )  # fmt: skip
 def test_every_format_of_caption_files_is_read(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    assert read_captions(tmp_path / name) == WANTED
+    assert read_captions(tmp_path / name).captions == WANTED
 
 
 def test_blank_captions_are_left_out_and_newlines_become_spaces(tmp_path: Path) -> None:
     coco = {"images": [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "b.jpg"}]}
     coco["annotations"] = [{"image_id": 1, "caption": "one\ntwo"}, {"image_id": 2, "caption": " "}]
     (tmp_path / "coco.json").write_text(json.dumps(coco))
-    assert read_captions(tmp_path / "coco.json") == {"a.jpg": ["one two"], "b.jpg": []}
+    assert read_captions(tmp_path / "coco.json").captions == {"a.jpg": ["one two"], "b.jpg": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("x.csv", "image,caption\na.jpg,a dog\nb.jpg\n", "line 3 has 1 of 2 columns"),
+        ("x.tsv", "image\tid\tcaption\na.jpg\t1\ta dog\nb.jpg\t2\n", "line 3 has 2 of 3 columns"),
+        ("x.token", "a.jpg#0\ta dog\nb.jpg\n", "line 2 is not NAME#NUMBER<tab>CAPTION"),
+        (
+            "x.jsonl",
+            '{"image": "a.jpg", "text": "a dog"}\n{"image": "b.jpg"}',
+            "line 2 has no image or no caption",
+        ),
+        ("x.json", '[{"image": "a.jpg", "text": "a dog"}, "b.jpg"]', "entry 2 has no image or no caption"),
+    ],
+)
+def test_rows_with_too_little_are_left_out_and_named(
+    tmp_path: Path, name: str, content: str, fault: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    captions, faults = read_captions(tmp_path / name)
+    assert captions == {"a.jpg": ["a dog"]}
+    assert [str(one) for one in faults] == [f"{tmp_path / name}, {fault}"]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_a_row_ends_at_a_line_feed_alone(tmp_path: Path, mark: str) -> None:
+    for name, content in (
+        ("x.csv", f"image,caption\r\na.jpg,a cat{mark}on a mat\r\n"),
+        ("x.token", f"a.jpg#0\ta cat{mark}on a mat\n"),
+    ):
+        (tmp_path / name).write_bytes(content.encode())
+        assert read_captions(tmp_path / name) == ({"a.jpg": ["a cat on a mat"]}, [])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "folder"])
+def test_parquet_and_folders_of_datasets_are_read(tmp_path: Path, kind: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    images = [{"bytes": b"x" * 99, "path": name} for name in ("a.jpg", "b/c.png")]
+    table = pyarrow.table(
+        {"image": images if kind != "parquet" else ["a.jpg", "b/c.png"], "text": list(WANTED.values())}
+    )
+    file = tmp_path / f"captions.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, file)
+    else:
+        target = file if kind == "arrow" else file / "data-00000-of-00001.arrow"
+        target.parent.mkdir(exist_ok=True)
+        with (
+            pyarrow.OSFile(str(target), "wb") as handle,
+            pyarrow.ipc.new_stream(handle, table.schema) as stream,
+        ):
+            stream.write_table(table)
+    assert read_captions(file).captions == WANTED
+    nameless = pyarrow.table({"image": [{"bytes": b"x", "path": None}], "text": ["a dog"]})
+    parquet.write_table(nameless, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match="has no names of images"):
+        read_captions(tmp_path / "x.parquet")
+
+
+def test_without_pyarrow_a_line_says_how_to_convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"pip install pyarrow; or make a CSV of it elsewhere.*to_csv"):
+        read_captions(tmp_path / "captions.parquet")
 
 
 @pytest.mark.parametrize(
@@ -65,13 +134,41 @@ def test_bad_caption_files_are_refused(tmp_path: Path, name: str, content: bytes
 # --- captions of a sample in a shard ---
 
 
+def captions_of(sample: dict[str, bytes], **keys: object) -> list[str]:
+    return PairKeys(**keys).parse(sample, "0.tar:s1").texts
+
+
 def test_captions_of_a_sample_come_from_its_txt_or_json() -> None:
-    assert captions_of({"txt": "\ufeffa dog\r\n\n  a cat \n".encode()}, "x") == ["a dog", "a cat"]
-    assert captions_of({"json": b'{"caption": "a dog"}'}, "x") == ["a dog"]
-    assert captions_of({"json": b'{"caption": ["a dog", " ", "a cat"]}'}, "x") == ["a dog", "a cat"]
+    assert captions_of({"txt": "\ufeffa dog\r\n\n  a cat \n".encode()}) == ["a dog", "a cat"]
+    assert captions_of({"json": b'{"caption": "a dog"}'}) == ["a dog"]
+    assert captions_of({"json": b'{"caption": ["a dog", " ", "a cat"]}'}) == ["a dog", "a cat"]
     both = {"txt": b"from txt", "json": b'{"caption": "from json", "alt": "other"}'}
-    assert captions_of(both, "x") == ["from txt"]
-    assert captions_of(both, "x", caption_key="alt") == ["other"]
+    assert captions_of(both) == ["from txt"]
+    assert captions_of(both, caption_key="alt") == ["other"]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_a_caption_ends_at_a_line_feed_alone(mark: str) -> None:
+    text = f"a cat{mark}on a mat"
+    assert captions_of({"txt": f"{text}\na dog".encode()}) == [text, "a dog"]
+
+
+def test_a_text_of_several_paragraphs_may_be_one_caption() -> None:
+    sample = {"txt": b"a dog\n\nruns\n"}
+    assert captions_of(sample) == ["a dog", "runs"]
+    assert captions_of(sample, captions="whole") == ["a dog\n\nruns"]
+    with pytest.raises(InputError, match="an empty caption"):
+        captions_of({"txt": b"\n"}, captions="whole")
+
+
+def test_keys_of_a_json_are_drawn_by_their_weights() -> None:
+    sample = {"txt": b"no", "json": b'{"alt": ["one", "two"], "long": "three", "none": null}'}
+    captions = PairKeys(caption_key={"long": 0.75, "alt": 0.25, "none": 5, "other": 5}).parse(sample, "x")
+    drawn = Counter(captions.draw(number * 2**25) for number in range(128))
+    assert drawn == {"three": 96, "one": 16, "two": 16}
+    assert captions.draw(2**32 - 1) == "two"
+    with pytest.raises(InputError, match=r"x has no key 'a' or 'b' in its \.json"):
+        PairKeys(caption_key={"a": 1, "b": 1}).parse(sample, "x")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +185,6 @@ def test_captions_of_a_sample_come_from_its_txt_or_json() -> None:
 )
 def test_bad_captions_of_a_sample_raise_input_error(sample: dict[str, bytes], words: str) -> None:
     with pytest.raises(InputError) as raised:
-        captions_of(sample, "0.tar:s1")
+        captions_of(sample)
     assert str(raised.value).startswith("0.tar:s1 has ")
     assert words in str(raised.value)

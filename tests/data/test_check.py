@@ -8,8 +8,8 @@ from made_sets import encoded, write_shard_of
 from PIL import Image
 
 from diffclip.cli import data
-from diffclip.data.check import DISTANCE, Check, check, near_groups
-from diffclip.data.corpus import Corpus
+from diffclip.data.check import Check, check
+from diffclip.data.pairs import Pairs
 
 
 def jpeg(image: Image.Image, quality: int = 90) -> bytes:
@@ -17,7 +17,7 @@ def jpeg(image: Image.Image, quality: int = 90) -> bytes:
 
 
 def smooth_image(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
-    """Create an image that looks the same at another size; each number gives another look."""
+    """Create a smooth image; each number gives another one."""
     values = np.random.default_rng(number).integers(0, 256, (7, 7, 3), dtype=np.uint8)
     return Image.fromarray(values).resize(size, Image.Resampling.BICUBIC)
 
@@ -54,7 +54,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(odd: Path) -> Check:
-    return check(Corpus(str(odd)))
+    return check(Pairs(str(odd)))
 
 
 def keys(names: list[str]) -> list[str]:
@@ -69,38 +69,18 @@ def test_check_finds_every_odd_sample(found: Check, odd: Path) -> None:
     assert [fault.reason for fault in found.captions_broken] == ["has a caption that is not UTF-8 text"]
     assert (found.shorter_edge["min"], found.shorter_edge["median"], found.small) == (32, 90, 42)
     # one of the 42 has two captions
-    assert found.captions == 43
+    assert (found.captions, found.several) == (43, 1)
     # the start token, four words 25 times, two words and the end token
     assert (found.tokens["min"], found.tokens["max"]) == (4, 104)
     assert found.truncated == 1
     assert [keys(group) for group in found.exact] == [["s01", "twin"]]
-    assert [keys(group) for group in found.near] == [["s02", "small", "worse"]]
-
-
-def test_near_groups_match_a_comparison_of_all_pairs() -> None:
-    rng = np.random.default_rng(0)
-    samples = np.zeros(600, [("content", "u8"), ("look", "u8")])
-    samples["content"] = np.arange(600)
-    samples["look"][:300] = rng.integers(0, 2**63, 300, dtype=np.uint64)
-    for i in range(300, 600):
-        flips = rng.choice(64, rng.integers(1, 7), replace=False)
-        samples["look"][i] = samples["look"][rng.integers(i)] ^ np.uint64(sum(1 << int(bit) for bit in flips))
-    distances = np.bitwise_count(samples["look"][:, None] ^ samples["look"])
-    label = np.arange(600)
-    for _ in range(600):
-        new = np.array([label[row <= DISTANCE].min() for row in distances])
-        if np.array_equal(new, label):
-            break
-        label = new
-    expected = {tuple(np.flatnonzero(label == value).tolist()) for value in set(label.tolist())}
-    assert {tuple(group.tolist()) for group in near_groups(samples)} == {g for g in expected if len(g) > 1}
 
 
 def test_check_is_the_same_with_workers_and_can_draw_a_sample(found: Check, odd: Path) -> None:
     counts: list[int] = []
-    assert check(Corpus(str(odd)), workers=2, advance=counts.append) == found
+    assert check(Pairs(str(odd)), workers=2, advance=counts.append) == found
     assert sum(counts) == 44
-    first, again = (check(Corpus(str(odd)), sample=10) for _ in range(2))
+    first, again = (check(Pairs(str(odd)), sample=10) for _ in range(2))
     assert (first.usable, first.read) == (44, 10)
     assert first == again
 
@@ -116,7 +96,6 @@ def test_the_command_prints_a_table_and_writes_a_file(odd, tmp_path, capsys, mon
     assert answers["can be trained on"] == "42 (95.5 %)"
     assert answers["unreadable images"] == "1 (2.27 %)"
     assert answers["same pixels as another"] == "1 (2.38 %), groups: 1"
-    assert answers["looks like another"] == "2 (4.76 %), groups: 1"
     assert answers["shorter edge"].endswith("below 224: 42 (100 %)")
     assert f"  {odd}/3.tar is empty (0 bytes)" in lines
     assert f"  {odd}/1.tar:bare has no caption" in lines

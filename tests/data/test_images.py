@@ -1,4 +1,8 @@
+import io
 import os
+import struct
+import sys
+import types
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,7 +12,7 @@ import torch
 from made_sets import encoded, noise, photograph, png_by_hand, png_chunk
 from PIL import Image
 
-from diffclip.data.images import MAX_PIXELS, find_images, read_image, read_pixels
+from diffclip.data.images import MAX_PIXELS, _add_format, find_images, image_files, read_image, read_pixels
 from diffclip.errors import InputError
 
 
@@ -128,6 +132,71 @@ def test_find_images_searches_folders_and_skips_hidden_files(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe.jpg")
     # a broken link is kept: the reader gives the reason
     assert sorted(find_images([tmp_path])) == sorted([*paths, tmp_path / "z.jpg"])
+
+
+def test_kinds_that_are_not_read_are_listed_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heic, jxl = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", b"\xff\x0a" + b"\0" * 20
+    for name, data in (
+        ("a.HEIC", heic),
+        ("b.jxl", jxl),
+        ("c.CR2", b"II*\0raw"),
+        ("d.svg", b"<svg/>"),
+        ("e.txt", b"text"),
+    ):
+        (tmp_path / name).write_bytes(data)
+    images = find_images([tmp_path])
+    assert [path.name for path in images] == ["a.HEIC", "b.jxl", "c.CR2", "d.svg"]
+    for path, words in zip(
+        images, ("pip install pillow-heif", "pip install pillow-jxl", "is not an", "is not an"), strict=True
+    ):
+        with pytest.raises(InputError, match=words):
+            read_image(path)
+    with pytest.raises(InputError, match=r"^0\.tar:a is HEIF, which pillow-heif reads: pip install"):
+        read_pixels(heic, "0.tar:a")
+
+
+def test_an_installed_package_reads_heic(monkeypatch: pytest.MonkeyPatch) -> None:
+    heic = b"\0\0\0\x18ftypheic" + encoded(noise(0))
+
+    def opened(handle: io.BytesIO, name: str) -> Image.Image:
+        return Image.open(io.BytesIO(handle.read()[12:]))
+
+    module = types.ModuleType("pillow_heif")
+    module.register_heif_opener = lambda: Image.register_open(
+        "HEIF", opened, lambda start: start[4:8] == b"ftyp"
+    )
+    monkeypatch.setitem(sys.modules, "pillow_heif", module)
+    _add_format.cache_clear()
+    try:
+        assert np.array_equal(np.asarray(read_image(heic)), noise(0))
+    finally:
+        Image.OPEN.pop("HEIF")
+        Image.ID.remove("HEIF")
+        _add_format.cache_clear()
+
+
+def test_psd_and_jpeg_2000_are_read_from_files_and_not_from_shards(tmp_path: Path) -> None:
+    psd = b"8BPS\0\1" + bytes(6) + b"\0\3" + struct.pack(">IIHH", 2, 2, 8, 3) + bytes(14) + b"\7" * 12
+    for name, data in (("a.jp2", encoded(noise(0), "JPEG2000")), ("a.psd", psd)):
+        (tmp_path / name).write_bytes(data)
+        assert read_image(tmp_path / name).size in ((32, 32), (2, 2))
+        for read in (read_image, read_pixels):
+            with pytest.raises(InputError, match="is not an image, or of an unknown kind"):
+                read(data)
+
+
+def test_folders_with_links_to_their_parents_end(tmp_path: Path) -> None:
+    for name in ("a/b", "c"):
+        (tmp_path / name).mkdir(parents=True)
+        for link in ("x", "y"):
+            (tmp_path / name / link).symlink_to("..")
+    (tmp_path / "c" / "to_b").symlink_to(tmp_path / "a" / "b")
+    paths = [tmp_path / "a/b/1.png", tmp_path / "c/2.png"]
+    for path in paths:
+        path.touch()
+    assert image_files(tmp_path, follow_links=True) == image_files(tmp_path) == paths
 
 
 # --- as tensors ---

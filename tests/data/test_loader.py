@@ -14,8 +14,8 @@ from given import image_bytes, write_shard
 from torch import Tensor
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.corpus import Corpus
 from diffclip.data.loader import Batch, CaptionLoader, CropTransform
+from diffclip.data.pairs import Pairs
 from diffclip.data.transforms import TrainTransform
 from diffclip.data.workers import map_processes
 from diffclip.errors import DiffCLIPError, InputError
@@ -39,9 +39,9 @@ def loader_of(
     window: int | None = None,
     **options: object,
 ) -> CaptionLoader:
-    corpus = Corpus([str(path) for path in paths], window=window)
+    pairs = Pairs([str(path) for path in paths], window=window)
     transform = transform or TrainTransform(SIZE, PreprocessConfig())
-    return CaptionLoader(corpus, transform, tokenize, batch_size, **{"seed": 0, **options})
+    return CaptionLoader(pairs, transform, tokenize, batch_size, **{"seed": 0, **options})
 
 
 def same(a: list[Batch], b: list[Batch]) -> bool:
@@ -122,8 +122,8 @@ def test_each_process_reads_its_part_of_each_batch(paths: list[Path], window: in
 
 def test_a_sample_shown_twice_gets_two_different_crops(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "0.tar", 9)
-    corpus = Corpus(SimpleNamespace(shards=str(path), weight=2.5))
-    loader = CaptionLoader(corpus, TrainTransform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
+    pairs = Pairs(SimpleNamespace(shards=str(path), weight=2.5))
+    loader = CaptionLoader(pairs, TrainTransform(SIZE, PreprocessConfig()), tokenize, 11, seed=0)
     assert (loader.samples, loader.batches_per_epoch, loader.dropped) == (22, 2, 0)
     images = crops(loader.epoch(0)).values()
     assert sorted(map(len, images)) == [2] * 5 + [3] * 4
@@ -207,7 +207,7 @@ def test_decoded_images_make_the_same_batches(tmp_path, workers, window) -> None
     path = write_shard(tmp_path / "0.tar", 23, changes={3: {"jpg": b"broken"}, 5: {"txt": b"one\n"}})
     expected = list(loader_of([path], window=window).epoch(1, 2))
     loader = loader_of([path], window=window, workers=workers)
-    loader.corpus.decode()
+    loader.pairs.decode()
     path.write_bytes(b"no tar")
     batches = list(loader.epoch(1, 2))
     assert same(batches, expected)
@@ -217,9 +217,9 @@ def test_decoded_images_make_the_same_batches(tmp_path, workers, window) -> None
 def test_decoded_images_larger_than_the_memory_are_refused(tmp_path, monkeypatch) -> None:
     memory = {"SC_PAGE_SIZE": 2 * 10 * 12 * 3, "SC_PHYS_PAGES": 50}
     monkeypatch.setattr("os.sysconf", memory.__getitem__)
-    corpus = Corpus(write_shard(tmp_path / "0.tar", 101))
+    pairs = Pairs(write_shard(tmp_path / "0.tar", 101))
     with pytest.raises(InputError, match=r"101 images take .* --edge, or data\.memory=false"):
-        corpus.decode()
+        pairs.decode()
 
 
 def test_fewer_samples_than_the_batch_size_are_refused(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def read_epoch(folder: Path, parent: Connection) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: parent.send("told to end"))
     transform = TrainTransform(8, PreprocessConfig())
-    batches = CaptionLoader(Corpus(folder), transform, tokenize, 8, 3, workers=2).epoch(0)
+    batches = CaptionLoader(Pairs(folder), transform, tokenize, 8, 3, workers=2).epoch(0)
     for _ in range(2):  # both workers have started when each has given a batch
         next(batches)
     parent.send("ready")

@@ -9,7 +9,6 @@ from PIL import Image, ImageOps
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
-from diffclip.data.images import image_member
 from diffclip.data.masks import Thing, coverage, crop_box, read_mask
 from diffclip.errors import InputError
 from diffclip.preprocess import EvalTransform
@@ -141,8 +140,8 @@ def test_scenes_have_one_item_for_each_distinct_thing(tmp_path):
     several = next(i for i, things in enumerate(data.things) if any(len(item.values) > 1 for item in things))
     for position in (0, several):
         things, shares = data.coverages(position, 32, 32, 32)
-        sample = data.source.sample(data.indices[position])
-        mask, _ = read_mask(sample["mask.png"], image_member(sample, "x"))
+        sample = data.source[data.indices[position]].read("image", "mask.png")
+        mask, _ = read_mask(sample["mask.png"], sample["image"])
         assert things == data.things[position]
         for thing, share in zip(things, shares, strict=True):
             np.testing.assert_array_equal(share > 0.5, np.isin(mask, thing.values))

@@ -14,8 +14,8 @@ from given import write_shard
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.check import check
-from diffclip.data.corpus import Corpus, Sample
 from diffclip.data.loader import Batch, CaptionLoader
+from diffclip.data.pairs import Pair, Pairs
 from diffclip.data.remote import expand_remote, is_remote
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, InputError, hide_secrets
@@ -31,9 +31,9 @@ def site(tmp_path, monkeypatch) -> Iterator[tuple[str, list[str]]]:
         yield server
 
 
-def loader_of(corpus: Corpus, workers: int = 0) -> CaptionLoader:
+def loader_of(pairs: Pairs, workers: int = 0) -> CaptionLoader:
     transform = TrainTransform(8, PreprocessConfig())
-    return CaptionLoader(corpus, transform, lambda texts: torch.zeros(len(texts), 4), 4, 0, workers=workers)
+    return CaptionLoader(pairs, transform, lambda texts: torch.zeros(len(texts), 4), 4, 0, workers=workers)
 
 
 def keys_of(batches: Iterator[Batch]) -> list[list[str]]:
@@ -64,26 +64,26 @@ def test_remote_addresses_are_expanded_and_their_secrets_hidden() -> None:
 
 def test_remote_batches_match_those_of_local_shards(site: tuple[str, list[str]], tmp_path: Path) -> None:
     server, fetched = site
-    local = loader_of(Corpus(str(tmp_path / "served"), window=2))
-    remote = loader_of(Corpus(f"{server}/{{0..5}}.tar", window=2), workers=2)
+    local = loader_of(Pairs(str(tmp_path / "served"), window=2))
+    remote = loader_of(Pairs(f"{server}/{{0..5}}.tar", window=2), workers=2)
     for epoch in (0, 1):
         assert keys_of(remote.epoch(epoch)) == keys_of(local.epoch(epoch))
-    assert remote.corpus.is_remote
-    assert remote.corpus.order_identity() == local.corpus.order_identity()
+    assert remote.pairs.tars.is_remote
+    assert remote.pairs.tars.order_identity == local.pairs.tars.order_identity
     remote.close()
     # each shard was fetched once for all processes, epochs and openings
-    assert keys_of(loader_of(Corpus(f"{server}/{{0..5}}.tar", window=2)).epoch(0)) == keys_of(local.epoch(0))
+    assert keys_of(loader_of(Pairs(f"{server}/{{0..5}}.tar", window=2)).epoch(0)) == keys_of(local.epoch(0))
     assert [fetched.count(f"/{number}.tar") for number in range(6)] == [1] * 6
 
 
 def test_indexes_beside_the_shards_allow_counting_without_fetching(site, tmp_path, monkeypatch) -> None:
     server, fetched = site
-    Corpus(str(tmp_path / "served")).keep_indexes()
+    Pairs(str(tmp_path / "served")).tars.keep_indexes()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    corpus = Corpus(f"{server}/")
-    assert (corpus.samples, corpus.window) == (24, 16)
+    pairs = Pairs(f"{server}/")
+    assert (len(pairs), pairs.tars.window) == (24, 16)
     assert not [path for path in fetched if path.endswith(".tar")]
-    assert isinstance(corpus.read(0), Sample)
+    assert isinstance(pairs[0], Pair)
     assert [path for path in fetched if path.endswith(".tar")] == ["/0.tar"]
 
     errors = iter((OSError(errno.ECONNREFUSED, "Connection refused"), PermissionError("Forbidden")))
@@ -95,40 +95,40 @@ def test_indexes_beside_the_shards_allow_counting_without_fetching(site, tmp_pat
     monkeypatch.setattr(fsspec.filesystem("http"), "get_file", fail)
     for _ in range(2):
         with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
-            corpus.read(23)
+            pairs[23]
         assert not isinstance(error.value, InputError)
     (tmp_path / "served" / "5.tar").unlink()
     with pytest.raises(InputError, match=r"^http\S*/5\.tar does not exist: [^\n]*$"):
-        check(corpus, workers=1)
+        check(pairs, workers=1)
 
 
 def test_an_index_of_another_shard_of_the_same_size_is_not_used(
     site: tuple[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = tmp_path / "served" / "0.tar"
-    Corpus(str(shard)).keep_indexes()
+    Pairs(str(shard)).tars.keep_indexes()
     size = shard.stat().st_size
     write_shard(shard, 3, 50, {50: {"txt": b"a caption " * 500}})
     assert shard.stat().st_size == size
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    corpus = Corpus(f"{site[0]}/0.tar")
-    samples = [corpus.read(i) for i in range(4)]
-    assert [item.key for item in samples if isinstance(item, Sample)] == ["s0000050", "s0000051", "s0000052"]
+    pairs = Pairs(f"{site[0]}/0.tar")
+    samples = [pairs[i] for i in range(4)]
+    assert [item.key for item in samples if isinstance(item, Pair)] == ["s0000050", "s0000051", "s0000052"]
     assert "has changed since its samples were counted" in str(samples[3])
-    assert Corpus(f"{site[0]}/0.tar").samples == 3
+    assert len(Pairs(f"{site[0]}/0.tar")) == 3
 
 
 def test_a_changed_remote_shard_is_fetched_again(site, tmp_path) -> None:
     train = f"{site[0]}/0.tar"
-    assert Corpus(train).samples == 4
+    assert len(Pairs(train)) == 4
     shard = write_shard(tmp_path / "served" / "0.tar", 70)
-    assert Corpus(train).samples == 70
+    assert len(Pairs(train)) == 70
     before = shard.stat()
     write_shard(shard, 70, start=70)
     os.utime(shard, (before.st_atime, before.st_mtime + 2))
     assert shard.stat().st_size == before.st_size
-    sample = Corpus(train).read(0)
-    assert isinstance(sample, Sample)
+    sample = Pairs(train)[0]
+    assert isinstance(sample, Pair)
     assert sample.key == "s0000070"
 
 
@@ -144,8 +144,8 @@ def test_local_copies_stay_within_the_cache_limit(site: tuple[str, list[str]], t
     for path in temporaries:
         path.touch()
     os.utime(temporaries[0], (0, 0))  # left by a process that was killed
-    corpus = Corpus(f"{site[0]}/", window=1, cache=cache, cache_gb=7.5 * size / 1e9)
-    loader = loader_of(corpus)
+    pairs = Pairs(f"{site[0]}/", window=1, cache=cache, cache_gb=7.5 * size / 1e9)
+    loader = loader_of(pairs)
     assert len(keys_of(loader.epoch(0))) == 6
     loader.close()
     assert [path.exists() for path in copies] == [False, False, True]
@@ -157,17 +157,17 @@ def test_local_copies_stay_within_the_cache_limit(site: tuple[str, list[str]], t
 def test_missing_or_broken_remote_shards_are_skipped_and_named(site, tmp_path, monkeypatch) -> None:
     server = site[0]
     (tmp_path / "served" / "2.tar").write_bytes(b"no tar")
-    corpus = Corpus(f"{server}/{{0..6}}.tar")
-    assert corpus.samples == 20
-    assert [str(fault) for fault in corpus.faults] == [
+    pairs = Pairs(f"{server}/{{0..6}}.tar")
+    assert len(pairs) == 20
+    assert [str(fault) for fault in pairs.tars.faults] == [
         f"{server}/2.tar is not a tar",
         f"{server}/6.tar does not exist: check the address (that of a folder ends with '/')",
     ]
-    cached = Corpus(f"{server}/0.tar", cache=str(tmp_path / "cache"))
+    cached = Pairs(f"{server}/0.tar", cache=str(tmp_path / "cache"))
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     (tmp_path / "cache").touch()
     with pytest.raises(InputError, match="cannot write"):  # an error, not a skipped shard
-        cached.read(0)
+        cached[0]
     send_head = SimpleHTTPRequestHandler.send_head
 
     def busy(self: SimpleHTTPRequestHandler) -> Any:
@@ -180,6 +180,6 @@ def test_missing_or_broken_remote_shards_are_skipped_and_named(site, tmp_path, m
         (f"{server}/0.tar http://127.0.0.1:9/0.tar".split(), r":9/0\.tar cannot be read \("),
     ):
         with pytest.raises(DiffCLIPError, match=words) as raised:
-            Corpus(train)
+            Pairs(train)
         assert not isinstance(raised.value, InputError)
         assert "\n" not in str(raised.value)

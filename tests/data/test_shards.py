@@ -6,18 +6,27 @@ from pathlib import Path
 
 import pytest
 from given import image_bytes, write_shard
-from made_sets import tar_of
+from made_sets import EVERY, tar_of
 
 from diffclip.data import index
-from diffclip.data.corpus import Corpus
-from diffclip.data.index import index_files, open_tar, open_tars, read_index, scan, stamp
-from diffclip.data.shards import Shards, expand_shards
+from diffclip.data.index import index_files, open_index, open_indexes, read_index, scan, stamp
+from diffclip.data.pairs import PairKeys
+from diffclip.data.shards import expand_shards
+from diffclip.data.tar_set import TarSample, TarSet
 from diffclip.errors import InputError
 
 
 def members_of(path: Path) -> list[tarfile.TarInfo]:
     with tarfile.open(path) as tar:
         return tar.getmembers()
+
+
+def open_tars(*paths: Path) -> TarSet:
+    return TarSet(list(paths), EVERY)
+
+
+def contents(sample: TarSample) -> dict[str, bytes]:
+    return sample.read(*EVERY.labels)
 
 
 def one_line(raised: pytest.ExceptionInfo[InputError]) -> str:
@@ -72,33 +81,98 @@ def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
 
 
 def test_samples_are_read_by_number_across_shards(tmp_path) -> None:
-    shards = Shards([write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3)])
+    shards = open_tars(write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3))
     assert len(shards) == 8
     assert shards.faults == []
     for i in (7, 0, 3, 2):
         assert shards.name(i).endswith(f":s{i:07d}")
-        assert shards.sample(i) == {"jpg": image_bytes(i), "txt": f"first {i}\nsecond {i}\n".encode()}
-    assert shards.sample(4, ["txt"]) == {"txt": b"first 4\nsecond 4\n"}
+        assert contents(shards[i]) == {"jpg": image_bytes(i), "txt": f"first {i}\nsecond {i}\n".encode()}
+    assert shards[4].read("txt") == {"txt": b"first 4\nsecond 4\n"}
     assert shards.name(4) == f"{tmp_path / '1.tar'}:s0000004"
     os.truncate(tmp_path / "0.tar", 1000)
     with pytest.raises(InputError, match="became shorter"):
-        shards.sample(2)
+        contents(shards[2])
 
 
-def test_keys_and_extensions_are_grouped_as_by_webdataset(tmp_path: Path) -> None:
-    members = {"__meta__/x.txt": b"no sample", "README": b"no extension", "a/b.c/img.seg.PNG": b"1"}
-    members |= {"a/b.c/img.txt": b"2", "img.cls": b"3", "a/b.c/img.json": b"4"}
-    path = tar_of(tmp_path / "0.tar", members.items())
-    shards = Shards([path])
-    ours = [(shards.name(i).removeprefix(f"{path}:"), shards.sample(i)) for i in range(len(shards))]
-    assert [key for key, _ in ours] == ["a/b.c/img", "img", "a/b.c/img"]
-    assert [members for _, members in ours] == [{"seg.png": b"1", "txt": b"2"}, {"cls": b"3"}, {"json": b"4"}]
+def test_keys_and_endings_are_grouped_as_by_webdataset(tmp_path: Path) -> None:
+    files = {"__meta__/x.txt": b"no sample", "README": b"no ending", "a/b.c/img.seg.PNG": b"1"}
+    files |= {"a/b.c/img.txt": b"2", "img.cls": b"3", "./c.json": b"4"}
+    path = tar_of(tmp_path / "0.tar", files.items())
+    shards = open_tars(path)
+    ours = [(shards[i].key, contents(shards[i])) for i in range(len(shards))]
+    assert ours == [
+        ("a/b.c/img", {"txt": b"2", "seg.png": b"1"}),
+        ("img", {"cls": b"3"}),
+        ("c", {"json": b"4"}),
+    ]
     webdataset = pytest.importorskip("webdataset")
     theirs = []
     for sample in webdataset.WebDataset(str(path), shardshuffle=False):
-        contents = {ext: data for ext, data in sample.items() if not ext.startswith("__")}
-        theirs.append((sample["__key__"], contents))
+        found = {ending: data for ending, data in sample.items() if not ending.startswith("__")}
+        theirs.append((sample["__key__"].removeprefix("./"), found))
     assert ours == theirs
+
+
+def pairs_in(folder: Path, names: str, **keys: object) -> tuple[dict[str, str], list[str]]:
+    """Write the members `names` into a shard; return the text of each pair by its image's name, and the faults. A
+    member's content is its name; a text is the name of its image."""
+    path = tar_of(folder / "0.tar", ((name, name.encode()) for name in names.split()))
+    members = PairKeys(**keys).members()
+    shards = TarSet(path, members)
+    found = [shards[i].read(*members.labels) for i in range(len(shards))]
+    texts = {pair["image"].decode(): (pair.get("txt") or pair["json"]).decode() for pair in found}
+    return texts, [str(fault).removeprefix(f"{path}") for fault in shards.faults]
+
+
+SAME = {"a.jpg": "a.txt", "b.jpg": "b.txt"}
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [
+        ("._a.jpg a.jpg ._a.txt a.txt ._b.jpg b.jpg b.txt", SAME),  # made on macOS
+        ("a.jpg __MACOSX/._a.jpg a.txt b.jpg .DS_Store b.txt", SAME),
+        ("d/a.jpg d/._a.jpg d/a.txt", {"d/a.jpg": "d/a.txt"}),
+        ("d/a.jpg d/@eaDir/a.jpg d/Thumbs.db .hidden/a.jpg d/a.txt", {"d/a.jpg": "d/a.txt"}),
+        ("a.jpg b.jpg a.txt b.txt", SAME),
+        ("b.txt a.jpg a.txt b.jpg", SAME),
+        ("i/a.jpg i/b.jpg t/b.txt t/a.txt", {"i/a.jpg": "t/a.txt", "i/b.jpg": "t/b.txt"}),
+        ("i/x/a.jpg i/y/a.jpg t/x/a.txt t/y/a.txt", {"i/x/a.jpg": "t/x/a.txt", "i/y/a.jpg": "t/y/a.txt"}),
+        ("x/i/a.jpg y/i/a.jpg x/t/a.txt y/t/a.txt", {"x/i/a.jpg": "x/t/a.txt", "y/i/a.jpg": "y/t/a.txt"}),
+        ("i/a.jpg a.txt ./b.jpg b.txt", {"i/a.jpg": "a.txt", "./b.jpg": "b.txt"}),
+    ],
+)  # fmt: skip
+def test_members_of_a_sample_are_joined_wherever_they_are(tmp_path, names, pairs) -> None:
+    assert pairs_in(tmp_path, names) == (pairs, [])
+
+
+def test_a_text_that_fits_several_images_is_not_joined(tmp_path) -> None:
+    texts, faults = pairs_in(tmp_path, "x/a.jpg y/a.png t/a.txt x/b.jpg t/b.txt")
+    assert texts == {"x/b.jpg": "t/b.txt"}
+    assert faults == [":x/a has no caption", ":y/a has no caption", ":t/a has no image"]
+
+
+def test_a_key_that_is_there_twice_is_named(tmp_path) -> None:
+    texts, faults = pairs_in(tmp_path, "a.jpg a.txt b.jpg b.txt a.JPG a.txt c.jpg c.jpg c.txt")
+    assert texts == {"a.jpg": "a.txt", "b.jpg": "b.txt", "a.JPG": "a.txt", "c.jpg": "c.txt"}
+    assert faults == [" holds 2 keys more than once, the first: 'a'", ":c has no caption"]
+
+
+def test_endings_may_be_named_by_lists_and_patterns(tmp_path) -> None:
+    names = "a.rgb.jpg a.depth.jpg a.caption.txt a.txt"
+    rgb = {"a.rgb.jpg": "a.caption.txt"}
+    assert pairs_in(tmp_path, names, image_key="rgb.jpg", text_key=["text", ".caption.txt"])[0] == rgb
+    assert pairs_in(tmp_path, names, image_key="png;rgb.*", text_key="cap*")[0] == rgb
+    dotted = "p.1.jpg p.1.txt p.2.jpg p.2.txt q.v1.jpg q.v1.txt"
+    with pytest.raises(
+        InputError, match=r"p has no image and no caption, but \.1\.jpg, .* at the first dot .*image_key"
+    ):
+        pairs_in(tmp_path, dotted)
+    pairs = {name: name.replace("jpg", "txt") for name in ("p.1.jpg", "p.2.jpg", "q.v1.jpg")}
+    assert pairs_in(tmp_path, dotted, image_key="*.jpg", text_key="*.txt") == (pairs, [])
+    texts, [fault] = pairs_in(tmp_path, "p.jpg p.txt p.2.jpg p.2.txt")
+    assert texts == {"p.jpg": "p.txt"}
+    assert "holds 1 more images with a caption, in longer endings: an ending starts at the first dot" in fault
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
@@ -111,19 +185,19 @@ def test_long_and_non_ascii_names_are_read(tmp_path: Path, kind: int) -> None:
         link = tarfile.TarInfo("link.jpg")
         link.type, link.linkname = tarfile.SYMTYPE, "content"
         tar.addfile(link)
-    shards = Shards([tmp_path / "0.tar"])
-    assert (len(shards), shards.sample(0)) == (1, {"txt": b"hello"})
+    shards = open_tars(tmp_path / "0.tar")
+    assert (len(shards), contents(shards[0])) == (1, {"txt": b"hello"})
     assert shards.name(0) == f"{tmp_path / '0.tar'}:{name}"
     assert shards.faults == []
 
 
 def test_forked_processes_read_independently(tmp_path: Path) -> None:
-    shards = Shards([write_shard(tmp_path / "0.tar", 50)])
-    expected = [shards.sample(i) for i in range(50)]
+    shards = open_tars(write_shard(tmp_path / "0.tar", 50))
+    expected = [contents(shards[i]) for i in range(50)]
     # With a shared file position, parent and child reading at once would soon read the wrong place.
     child = os.fork()
     for _ in range(20):
-        right = [shards.sample(i) for i in range(50)] == expected
+        right = [contents(shards[i]) for i in range(50)] == expected
         if not right:
             break
     if child == 0:
@@ -137,22 +211,22 @@ def test_forked_processes_read_independently(tmp_path: Path) -> None:
 
 def test_a_truncated_shard_keeps_its_whole_samples(tmp_path: Path) -> None:
     whole = write_shard(tmp_path / "whole.tar", 6)
-    expected = {i: Shards([whole]).sample(i) for i in range(6)}
+    expected = {i: contents(open_tars(whole)[i]) for i in range(6)}
     data = whole.read_bytes()
     end = members_of(whole)[-1].offset_data + 512
     cut = tmp_path / "cut.tar"
     for length in range(1, end + 1, 513):
         cut.write_bytes(data[:length])
-        tar = open_tar(cut)
+        tar = open_index(cut)
         assert any(words in tar.header.faults[0] for words in ("is cut short", "is not a tar")), length
-        if len(tar.table):
-            shards = Shards([cut])
+        if len(tar.rows):
+            shards = open_tars(cut)
             for i in range(len(shards)):
-                sample = shards.sample(i)
+                sample = contents(shards[i])
                 assert all(expected[i][ext] == member for ext, member in sample.items()), length
             assert len(shards) >= max(0, length * 6 // end - 1)
     cut.write_bytes(data[:end])
-    assert len(Shards([cut])) == 6
+    assert len(open_tars(cut)) == 6
 
 
 def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path) -> None:
@@ -165,7 +239,7 @@ def test_zeros_damage_or_another_tar_in_a_shard_give_a_fault(tmp_path: Path) -> 
         (data + bytes(1 << 19), 5, True),  # some writers pad more than others
     ):
         path.write_bytes(content)
-        shards = Shards([path])
+        shards = open_tars(path)
         assert (len(shards), not shards.faults) == (count, is_whole)
         assert is_whole or f" of {len(content)}, {count} samples before it kept" in str(shards.faults[0])
 
@@ -179,7 +253,7 @@ def test_a_header_with_an_impossible_size_ends_the_reading(size, tmp_path) -> No
     data[header + 148 : header + 156] = b" " * 8
     data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + 512])
     path.write_bytes(data)
-    shards = Shards([path])
+    shards = open_tars(path)
     assert len(shards) == 3
     assert ", 3 samples before it kept" in str(shards.faults[0])
 
@@ -195,13 +269,12 @@ def test_shards_without_any_sample_raise_input_error(tmp_path: Path) -> None:
         (text, "is not a tar"),
         (packed, "is compressed"),
         (tar_of(tmp_path / "none.tar", []), "no sample in"),
-        (tmp_path, "cannot be read (Is a directory)"),
     ):
         with pytest.raises(InputError) as raised:
-            Shards([path])
+            open_tars(path)
         assert words in one_line(raised)
         assert str(path) in one_line(raised)
-    shards = Shards([empty, text, good, packed])
+    shards = open_tars(empty, text, good, packed)
     assert len(shards) == 2
     assert [fault.name for fault in shards.faults] == [str(empty), str(text), str(packed)]
 
@@ -213,35 +286,35 @@ def test_an_index_is_kept_in_the_cache_or_beside_the_shard_and_checked(
     tmp_path: Path, cache_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_shard(tmp_path / "0.tar", 4)
-    open_tar(path)
+    open_index(path)
     [index_file] = (cache_home / "diffclip" / "indexes").glob("*/*")
     assert os.listdir(tmp_path) == ["0.tar"]
     # a file of the same size with another modification time is another shard
     write_shard(path, 4, start=4)
     later = time.time_ns() + 10**9
     os.utime(path, ns=(later, later))
-    assert open_tar(path).key(0) == "s0000004"
+    assert open_index(path).rows["key"][0] == b"s0000004"
     for damage in (b"damaged", index_file.read_bytes()[:400], b""):
         index_file.write_bytes(damage)
-        assert open_tar(path).key(0) == "s0000004"
+        assert open_index(path).rows["key"][0] == b"s0000004"
     path.write_bytes(path.read_bytes()[:4000])
-    header = open_tar(path).header
+    header = open_index(path).header
     assert header.faults
     monkeypatch.setattr(index, "scan", lambda path: pytest.fail(f"{path} is scanned"))
-    assert open_tar(path).header == open_tars([path], tables=False)[path].header == header
-    Corpus(tmp_path).keep_indexes()
+    assert open_index(path).header == open_indexes([path], tables=False)[path].header == header
+    open_tars(tmp_path).keep_indexes()
     index_file.unlink()
-    assert open_tar(path).header == header
+    assert open_index(path).header == header
 
 
 def test_an_unwritable_cache_folder_does_not_stop_indexing(tmp_path, cache_home) -> None:
     (cache_home / "diffclip").write_text("a file where the folder should be")
-    assert len(open_tar(write_shard(tmp_path / "0.tar", 4)).table) == 4
+    assert len(open_index(write_shard(tmp_path / "0.tar", 4)).rows) == 4
 
 
 def test_many_shards_are_scanned_by_several_processes(tmp_path, capsys) -> None:
     paths = [write_shard(tmp_path / f"{n}.tar", 1 + n % 3, start=n) for n in range(20)]
-    headers = {path: tar.header for path, tar in open_tars(paths).items()}
-    assert headers == {path: scan(path)[0] for path in paths}
+    headers = {path: tar.header for path, tar in open_indexes(paths).items()}
+    assert headers == {path: scan(path).header for path in paths}
     assert capsys.readouterr().err.splitlines() == ["diffclip: indexing 20 shards, once"]
-    assert read_index(index_files(paths[3])[1], stamp(paths[3])) is not None
+    assert read_index(paths[3], index_files(paths[3])[1], stamp(paths[3])) is not None

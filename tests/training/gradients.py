@@ -8,7 +8,6 @@ import torch
 
 from diffclip.config import variant_config
 from diffclip.data.evaluation_sets import caption_set
-from diffclip.data.shards import Shards, expand_shards
 from diffclip.errors import DiffCLIPError
 from diffclip.model import CLIP
 from diffclip.training.accumulate import backward_in_parts
@@ -83,7 +82,7 @@ def validated(fabric: Any, val: Path) -> dict[str, Any]:
     model = made_model()
     wrapped = fabric.setup_module(model)
     wrapped(torch.zeros(2, 3, 32, 32), torch.ones(2, 12, dtype=torch.int64))  # as a training step does
-    data = caption_set("validation", "val", Shards(expand_shards(val)))
+    data = caption_set("validation", "val", val)
     fields = {"model": "DiffCLIP-ViT-Ti-16", "epochs": 1, "batch_size": 8, "data": {"train": str(val)}}
     recipe = parse_recipe(fields, "test")
 

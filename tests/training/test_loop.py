@@ -21,7 +21,7 @@ from typing import Any
 import forked
 import pytest
 import torch
-from made_sets import tar_of
+from made_sets import EVERY, tar_of
 from optimizer_steps import KilledError, before_step, die
 from tiny_recipe import changed
 from zeroed_images import zero_images
@@ -31,7 +31,7 @@ from diffclip import CLIP, InputError
 from diffclip.config import variant_config
 from diffclip.data import loader
 from diffclip.data.loader import CaptionLoader
-from diffclip.data.shards import Shards, expand_shards
+from diffclip.data.tar_set import TarSet
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, StoppedError
 from diffclip.sources.to_differential import to_differential
 from diffclip.training import run as runner
@@ -311,7 +311,7 @@ def test_progress_is_kept_if_the_last_batch_is_broken(recipe: Recipe, tmp_path: 
 
 def zeroed(shards: Path, folder: Path, broken: Iterable[int]) -> Path:
     """Copy the only shard of a folder, with zeros in place of the images of the samples `broken`."""
-    [shard] = expand_shards(str(shards))
+    [shard] = shards.glob("*.tar")
     return zero_images(shard, folder / "0.tar", broken).parent
 
 
@@ -325,10 +325,10 @@ def test_broken_samples_are_skipped_counted_and_named(recipe: Recipe, scenes: Pa
     data = {"train": str(train), "val": str(val), "window": 1}
     outcome = runner.train(changed(recipe, epochs=2, data=data), tmp_path / "run")
     assert (outcome.progress.samples, outcome.progress.step) == (2 * 39, 10)
-    train_shards, val_shards = (Shards([folder / "0.tar"]) for folder in (train, val))
+    train_shards, val_shards = (TarSet(folder / "0.tar", EVERY) for folder in (train, val))
     assert [fault.reason for fault in outcome.skipped if fault.name == str(cut)] == [
         "is cut short or broken at byte 1537 of 1537, 1 sample before it kept",
-        "holds 1 samples without an image or a caption",
+        "holds 1 sample without image or caption (the first has no image)",
     ]
     samples = {train_shards.name(3), *(val_shards.name(number) for number in (2, 5, 6))}
     assert {fault.name for fault in outcome.skipped} == {*samples, str(val / "1.tar"), str(cut)}

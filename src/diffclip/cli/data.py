@@ -59,7 +59,8 @@ def make_shards(
     captions: Annotated[
         Path | None,
         typer.Option(
-            help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file. Default: captions.… in "
+            help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Parquet, or a "
+            "folder that the library datasets saved. Default: captions.… in "
             "SOURCE, or one file per split (…_train_….txt), each with a folder of its own.",
             metavar="FILE",
         ),
@@ -83,10 +84,11 @@ def make_shards(
 
     files = {"": captions} if captions else find_captions(source)
     split_captions = {split: read_captions(file) for split, file in files.items()}
-    for split, texts in split_captions.items():
+    for split, (texts, faults) in split_captions.items():
         split_folder = folder / split
         with show_progress(f"Writing {split_folder.name}") as advance:
             summary = make(source, split_folder, texts, edge, workers or cores(), advance)
+        summary.faults += faults
         typer.echo(
             f"{summary.samples:,} images with {summary.captions:,} captions in {summary.shards} "
             f"shard{'s' * (summary.shards != 1)} in {split_folder}; {len(summary.faults):,} left out"

@@ -14,7 +14,7 @@ from typing import Any
 
 from diffclip.data.evaluation_set import EvaluationSet, Kind, read_answers
 from diffclip.data.images import IMAGE
-from diffclip.data.index import MASK, SEGMENTS, Header, open_indexes
+from diffclip.data.index import MASK, SEGMENTS, open_indexes
 from diffclip.data.masks import CROWD, label_of, masked_set
 from diffclip.data.pairs import PairKeys
 from diffclip.data.published_files import open_choices, open_files
@@ -90,11 +90,15 @@ def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
     shards = _shards(folder, split)
     if kind is None and set_kind == "classification":
         headers = open_indexes(shards, tables=False).values()
-        set_kind = _kind_of_samples(folder, {ending for header in headers for shape in header.header.shapes for ending in shape})
+        set_kind = _kind_of_samples(
+            folder, {ending for header in headers for shape in header.header.shapes for ending in shape}
+        )
     if set_kind == "retrieval":
         data = caption_set(name, split, [str(path) for path in shards])
     elif set_kind == "masks":
-        tars = TarSet(shards, _members(f"mask (.{MASK})", MASK, f"give each a .{MASK} and a text (.txt or .cls)"))
+        tars = TarSet(
+            shards, _members(f"mask (.{MASK})", MASK, f"give each a .{MASK} and a text (.txt or .cls)")
+        )
         data = masked_set(name, split, tars, _lines(folder / "classnames.txt"), _templates(folder)[0])
     elif set_kind == "segmentation":
         data = _open_segmentation(name, split, shards, folder)
@@ -150,7 +154,9 @@ def _open_segmentation(name: str, split: str, shards: list[Path], folder: Path) 
         raise InputError(
             f"{folder / 'classnames.txt'} has {len(classnames)} classes: .{SEGMENTS} holds up to {CROWD - 1}"
         )
-    tars = TarSet(shards, _members(f"class for each pixel (.{SEGMENTS})", SEGMENTS, f"add a .{SEGMENTS} to each"))
+    tars = TarSet(
+        shards, _members(f"class for each pixel (.{SEGMENTS})", SEGMENTS, f"add a .{SEGMENTS} to each")
+    )
     indices, faults = [*range(len(tars))], list(tars.faults)
     return EvaluationSet(name, split, "segmentation", classnames, templates, tars, indices, faults=faults)
 
@@ -232,4 +238,5 @@ def _lines(file: Path) -> list[str]:
     """Return the stripped lines of a text file, without blank lines at the end; [] if the file does not exist."""
     if not file.exists():
         return []
-    return [line.strip() for line in read_text(file).rstrip().splitlines()]
+    text = read_text(file).rstrip()
+    return [line.strip() for line in text.split("\n")] if text else []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,17 +21,44 @@ from diffclip.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-IMAGE = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
-"""The extensions of images in shards."""
+IMAGE = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif", "jxl")
+"""The endings of images in shards."""
 MAX_PIXELS = 178_956_970
 """Twice Pillow's warning threshold: Pillow itself refuses larger files, and smaller ones need no warning."""
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # The other readers of Pillow are left out: EPS, for example, runs another program.
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "QOI", "PSD")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "QOI")
+# Not in shards, which may come from strangers: the readers of these formats had holes again and again.
+_OWN_FORMATS = (*_FORMATS, "JPEG2000", "PSD")
+# Formats that a package adds to Pillow: their name, their packages, and the start of a file.
+_ADDED = (
+    ("HEIF", ("pillow_heif", "pi_heif"), re.compile(rb"(?s)....ftyp(hei|hev|mif|msf)")),
+    ("JXL", ("pillow_jxl",), re.compile(rb"(?s)\xff\x0a|....JXL ")),
+)
 _MORE_ENDINGS = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
-SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE_ENDINGS))
-"""The endings of image files in folders."""
+_NOT_READ = (
+    *(
+        "hif",
+        "cr2",
+        "cr3",
+        "nef",
+        "arw",
+        "dng",
+        "orf",
+        "rw2",
+        "raf",
+        "svg",
+        "eps",
+        "ico",
+        "icns",
+        "tga",
+        "exr",
+    ),
+    *("hdr", "dds", "pcx", "xcf", "jxr", "jpf", "jpx", "j2c"),
+)
+SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE_ENDINGS, *_NOT_READ))
+"""The endings of image files in folders, also of those that cannot be read, so that they are counted and named."""
 
 ORIENTATION = 0x0112  # EXIF tag
 # Files and folders, in lower case, that systems and servers put beside a user's files.
@@ -54,10 +84,11 @@ def read_image(
     Raises:
         InputError: missing or empty file, a folder, not an image, cut short or broken, above `max_pixels`.
     """
+    formats = _FORMATS if isinstance(source, bytes) else _OWN_FORMATS
     name = name or ("the image" if isinstance(source, bytes) else str(source))
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as handle:
-            return _load(_open(handle, name, max_pixels), name)
+            return _load(_open(handle, name, max_pixels, formats), name)
     except FileNotFoundError:
         raise InputError(f"{name} does not exist: check the path of the image") from None
     except OSError as error:
@@ -108,7 +139,7 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """
     images: list[Path] = []
     for path in map(Path, paths):
-        files = _images_in(path) if path.is_dir() else [path]
+        files = image_files(path) if path.is_dir() else [path]
         if not path.exists():
             raise InputError(f"{path} does not exist: give image files or folders of them")
         if not files:
@@ -119,19 +150,39 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(images))
 
 
-def _images_in(folder: Path) -> list[Path]:
-    paths = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [Path(parent, name) for name in files if name.lower().endswith(SUFFIXES) and name[0] != "."]
+def image_files(folder: Path, follow_links: bool = False) -> list[Path]:
+    """List the image files below a folder, sorted. With `follow_links`, also those behind links to folders; each folder
+    is searched once, under its own name if it has one."""
+    paths: list[Path] = []
+    tops, searched = [folder], set()
+    for top in tops:  # grows by the links that the search finds
+        for parent, folders, files in os.walk(top):
+            status = os.stat(parent)
+            if (status.st_dev, status.st_ino) in searched:
+                folders.clear()
+                continue
+            searched.add((status.st_dev, status.st_ino))
+            folders[:] = sorted(name for name in folders if not is_hidden(name))
+            paths += [
+                Path(parent, file)
+                for file in files
+                if file.lower().endswith(SUFFIXES) and not is_hidden(file)
+            ]
+            if follow_links:
+                tops += [Path(parent, name) for name in folders if os.path.islink(Path(parent, name))]
     # no pipes: opening one would wait for a writer; a dangling link is listed as an image that cannot be read
     return sorted(path for path in paths if path.is_file() or not path.exists())
 
 
-def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def _open(
+    handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = _FORMATS
+) -> Image.Image:
     """Read the header of an image, and refuse an image that is too large."""
+    start = handle.read(12)
+    handle.seek(0)
+    added = next((entry for entry in _ADDED if entry[2].match(start)), None)
     try:
-        image = Image.open(handle, formats=_FORMATS)
+        image = Image.open(handle, formats=_add_format(*added[:2]) if added else formats)
         if image.width * image.height <= max_pixels:
             return image
         size = f" ({image.width}×{image.height})"
@@ -139,12 +190,28 @@ def _open(handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.I
         size = ""
     # A damaged header makes Pillow's readers raise nearly anything.
     except Exception as error:
-        if not handle.seek(0, os.SEEK_END):
+        if not start:
             raise InputError(f"{name} is empty (0 bytes): replace it with an image") from None
+        if added and added[0] not in Image.OPEN:
+            package = added[1][0].replace("_", "-")
+            raise InputError(f"{name} is {added[0]}, which {package} reads: pip install {package}") from None
         raise InputError(
             f"{name} is not an image, or of an unknown kind: give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file"
         ) from error
     raise InputError(f"{name} is larger than {max_pixels // 10**6} megapixels{size}: scale it down first")
+
+
+@cache
+def _add_format(name: str, packages: tuple[str, ...]) -> tuple[str, ...]:
+    """Let the first installed package add its format to Pillow; return the formats to try."""
+    for package in packages:
+        with suppress(ImportError):
+            module = importlib.import_module(package)
+            # pillow_jxl adds its format when it is imported
+            getattr(module, "register_heif_opener", lambda: None)()
+            break
+    # a file that starts like HEIF may be AVIF
+    return (name, "AVIF") if name in Image.OPEN else ("AVIF",)
 
 
 def _load(image: Image.Image, name: str) -> Image.Image:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterable
@@ -36,6 +37,7 @@ BLOCK = 512
 _PADDING = 1 << 20
 _CUT = "is cut short or broken"
 _FORMAT = 4
+_METADATA = re.compile(r"__.*__")
 
 Run = tuple[str, dict[str, tuple[int, int]]]
 """A key, and for each ending the block and size of the member."""
@@ -147,8 +149,9 @@ def _add_member(member: tarfile.TarInfo, runs: list[Run]) -> None:
     stem, _, ending = name.partition(".")
     if not stem or not ending or not member.isreg() or member.issparse() or member.size >= 2**32:
         return
-    parts = [*folder.split("/"), name]
-    if any(map(is_hidden, parts)) or (parts[0] or name).startswith("__") and (parts[0] or name).endswith("__"):
+    parts = [*folder.split("/"), name] if folder else [name]
+    # webdataset's own members, such as `__index__.json` or `__meta__/…`, are not of a sample either
+    if any(map(is_hidden, parts)) or _METADATA.fullmatch(parts[0]):
         return
     key, ending = f"{folder}/{stem}" if folder else stem, ending.lower()
     if not runs or runs[-1][0] != key or ending in runs[-1][1]:
@@ -173,9 +176,7 @@ def _join(runs: list[Run]) -> tuple[list[Run], list[str]]:
     return runs, repeated
 
 
-def _joined(
-    runs: list[Run], name_of: Callable[[str], str], repeated: list[str] | None = None
-) -> list[Run]:
+def _joined(runs: list[Run], name_of: Callable[[str], str], repeated: list[str] | None = None) -> list[Run]:
     """Join the runs with the same `name_of` their keys. Without `repeated`, join only around a single image; with it,
     add the names whose runs have the same ending."""
     groups: dict[str, list[int]] = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import re
 import sys
 import tarfile
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
-from diffclip.data.images import IMAGE, SUFFIXES, encode, read_image
+from diffclip.data.images import IMAGE, encode, image_files, read_image
 from diffclip.data.shards import MANIFEST, add_member
 from diffclip.data.workers import Progress, map_processes
 from diffclip.errors import Fault, InputError, explain_errors, sample_fault
@@ -88,7 +90,8 @@ def make_shards(
 
     Args:
         source: folder of images, searched with all its subfolders.
-        captions: captions by image: its path below `source` or its file name, with or without the extension.
+        captions: captions by image: the end of its path, with or without the extension. An end that two images have
+            is refused.
         edge: scale images down to this shorter edge; None: do not scale.
         advance: called with "images", the number done since the last call, and the total.
 
@@ -100,8 +103,12 @@ def make_shards(
     """
     uncaptioned = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
     captions = {name: texts for name, texts in captions.items() if texts}
-    paths = _find_files(source, captions)
-    names = [name for name in captions if name in paths]
+    paths, missing = _find_files(source, captions)
+    by_file: dict[Path, str] = {}
+    for name, path in paths.items():  # one image under two names, such as `a.jpg` and `./a.jpg`
+        if (first := by_file.setdefault(path, name)) != name:
+            captions[first] = captions[first] + captions[name]
+    names = list(by_file.values())
     digest = digest_of([[name, captions[name]] for name in names])
     settings = {"source": str(source.resolve()), "edge": edge, "captions": digest}
     manifest = folder / MANIFEST
@@ -116,7 +123,7 @@ def make_shards(
         raise InputError(f"{folder} holds shards already: choose another folder")
     if not paths:
         raise InputError(
-            f"none of {len(captions)} images is in {source} (first: {next(iter(captions))!r}): check the folder"
+            f"none of {len(captions)} images is in {source} (first: {missing[0]}): check the folder and the names"
         )
     write_text(manifest, json.dumps(settings))
     for leftover in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # left by a call that was killed
@@ -129,7 +136,6 @@ def make_shards(
         (folder / f"{number}.tar", samples[start : start + SAMPLES], edge)
         for number, start in enumerate(range(0, len(samples), SAMPLES))
     ]
-    missing = [Fault(name, f"is not in {source}") for name in captions if name not in paths]
     totals = Made(len(jobs), faults=missing + uncaptioned)
     for counts in map_processes(_write_shard, jobs, workers):
         totals.samples += counts["samples"]
@@ -140,26 +146,45 @@ def make_shards(
     return totals
 
 
-def _find_files(source: Path, captions: Captions) -> dict[str, Path]:
-    """Find each image's file: at its path, else the first of its name if no other entry of `captions` has that name."""
-    by_path: dict[str, Path] = {}
-    by_name: dict[str, Path] = {}
-    for parent, _, files in os.walk(source, followlinks=True):
-        for path in (Path(parent, file) for file in files if file.lower().endswith(SUFFIXES)):
-            relative = path.relative_to(source)
-            for key in (relative, relative.with_suffix("")):
-                by_path.setdefault(key.as_posix(), path)
-            for name in (path.name, path.stem):
-                by_name[name] = min(path, by_name.get(name, path))
-    counts = Counter(Path(name).name for name in captions)
-    matches = {}
-    for name in captions:
-        file_name = Path(name).name
-        if name in by_path:
-            matches[name] = by_path[name]
-        elif file_name in by_name and counts[file_name] == 1:
-            matches[name] = by_name[file_name]
-    return matches
+def _find_files(source: Path, captions: Captions) -> tuple[dict[str, Path], list[Fault]]:
+    """Find each image's file: at its path, else the only one whose path ends like the name, unless another name has
+    that path. Return the files by name, and the faults of the other names."""
+    exact: dict[str, list[Path]] = {}
+    ends: dict[str, list[Path]] = {}
+    for path in image_files(source, follow_links=True):
+        relative = _normal(path.relative_to(source).as_posix())
+        for name in (relative, os.path.splitext(relative)[0]):
+            exact.setdefault(name, []).append(path)
+            parts = name.split("/")
+            for start in range(1, len(parts)):
+                ends.setdefault("/".join(parts[start:]), []).append(path)
+    places = [_normal(str(place)) for place in (source.absolute(), source.resolve())]
+    wanted = {name: _normal(name) for name in captions}
+    for name, path_name in wanted.items():
+        inside = next((place for place in places if path_name.startswith(f"{place}/")), None)
+        wanted[name] = path_name[len(inside) + 1 :] if inside else path_name
+    found = {name: exact.get(path_name, []) for name, path_name in wanted.items()}
+    taken = {path for paths in found.values() for path in paths}
+    for name in [name for name, paths in found.items() if not paths]:
+        parts = wanted[name].split("/")
+        tails = ("/".join(parts[start:]) for start in range(len(parts)))
+        candidates = ([*exact.get(tail, ()), *ends.get(tail, ())] for tail in tails)
+        found[name] = [path for path in next(filter(None, candidates), []) if path not in taken]
+    counts = Counter(path for paths in found.values() for path in paths if path not in taken)
+    matches, faults = {}, []
+    for name, paths in found.items():
+        if len(paths) == 1 and counts[paths[0]] <= 1:
+            matches[name] = paths[0]
+            continue
+        places = [str(path.relative_to(source)) for path in paths]
+        several = f"may be {' or '.join(places)}: give its folder in the captions" if len(paths) > 1 else ""
+        faults.append(Fault(name, several or f"is not in {source}"))
+    return matches, faults
+
+
+def _normal(name: str) -> str:
+    """Return a path in one way of writing it: with forward slashes, without `./`, in the composed form of Unicode."""
+    return posixpath.normpath(unicodedata.normalize("NFC", name).replace("\\", "/"))
 
 
 def _write_shard(job: ShardJob) -> dict[str, Any]:

@@ -40,7 +40,10 @@ class Captions(NamedTuple):
         if not self.weights:
             return self.texts[number % len(self.texts)]
         point = number / 2**32 * sum(self.weights)
-        return next((text for text, end in zip(self.texts, accumulate(self.weights), strict=True) if point < end), self.texts[-1])
+        return next(
+            (text for text, end in zip(self.texts, accumulate(self.weights), strict=True) if point < end),
+            self.texts[-1],
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ class PairKeys:
             raise InputError(f"{name} has a .json that is not valid JSON") from None
         if label == "txt":
             # not `splitlines`, which also splits at characters such as U+2028
-            return _without_blanks({"": (text.split("\n") if self.captions == "lines" else [text], 1.0)}, name)
+            return _without_blanks(
+                {"": (text.split("\n") if self.captions == "lines" else [text], 1.0)}, name
+            )
         keys = {self.caption_key: 1.0} if isinstance(self.caption_key, str) else self.caption_key
         values = content if isinstance(content, dict) else {}
         found = {key: (values[key], weight) for key, weight in keys.items() if values.get(key) is not None}

@@ -20,7 +20,7 @@ import numpy as np
 
 from diffclip.data.captions import read_captions
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
-from diffclip.data.images import SUFFIXES
+from diffclip.data.images import SUFFIXES, is_hidden
 from diffclip.data.published_sets import (
     CHOICE_IMAGES,
     PUBLISHED,
@@ -72,7 +72,7 @@ def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
 
     names = map(str, range(1000)) if name == "imagenetv2" else ImageNetInfo().label_names()
     numbers = {class_name: number for number, class_name in enumerate(names)}
-    folders = [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+    folders = [path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)]
     if foreign := sorted(set(folders) - set(numbers)):
         raise InputError(f"{folder / foreign[0]} is not a class of {name}: move it out of {folder}")
     if len(folders) != _CLASSES.get(name, 1000):
@@ -84,7 +84,7 @@ def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
         f"{class_name}/{file}": label
         for label, class_name in enumerate(folders)
         for file in sorted(os.listdir(folder / class_name))
-        if file.lower().endswith(SUFFIXES) and file[0] != "."
+        if file.lower().endswith(SUFFIXES) and not is_hidden(file)
     }
     classnames = [IMAGENET_CLASSNAMES[numbers[class_name]] for class_name in folders]
     templates = [template("{c}") for template in OPENAI_IMAGENET_TEMPLATES]
@@ -99,7 +99,7 @@ def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
 
 def _open_captioned(name: str, split: str, folder: Path, file: Path) -> EvaluationSet:
     """Open the images that have captions in `file`. Missing images are left out and added to `faults`."""
-    entries = read_captions(file)
+    entries = read_captions(file).captions
     source = FolderSource(folder, list(entries))
     exists = [(folder / image).is_file() for image in entries]
     faults = [Fault(source.name(i), "is missing") for i, is_file in enumerate(exists) if not is_file]

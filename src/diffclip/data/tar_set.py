@@ -105,16 +105,16 @@ def choose(endings: Labels, members: Members) -> list[tuple[str, list[int]]]:
         chosen = dict(zip(members.labels, columns, strict=True))
         return all(any(chosen[label] >= 0 for label in labels) for _, labels in members.needed)
 
+    first = [found[0] if found else -1 for found in matches]
+    if not any("*" in pattern for _, patterns in members.endings for pattern in patterns):
+        return [("", first)] if complete(first) else []
     stems = dict.fromkeys(ending.rpartition(".")[0] for ending in endings)
     groups = [
         (stem, [next((n for n in found if endings[n].rpartition(".")[0] == stem), -1) for found in matches])
         for stem in stems
     ]
     groups = [group for group in groups if complete(group[1])]
-    if len(groups) > 1:
-        return groups
-    first = [found[0] if found else -1 for found in matches]
-    return [("", first)] if complete(first) else []
+    return groups if len(groups) > 1 else [("", first)] if complete(first) else []
 
 
 class _Shard(NamedTuple):
@@ -210,7 +210,9 @@ class TarSet:
         )
         indexes = open_indexes((Path(url) for url in urls if not is_remote(url)), self.window is None)
         headers = {str(path): index.header for path, index in indexes.items()} | self._copies.headers(remote)
-        self._shards = [_Shard(url, hide_secrets(url), headers[url], _count(headers[url], members)) for url in urls]
+        self._shards = [
+            _Shard(url, hide_secrets(url), headers[url], _count(headers[url], members)) for url in urls
+        ]
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
         # open shards by number
         self._opened: dict[int, _Opened] = {}
@@ -291,7 +293,9 @@ class TarSet:
         opened = self._opened.pop(number, None)
         if opened is None:
             url = self._shards[number].url
-            opened = _select(open_index(self._copies.copy(url) if is_remote(url) else Path(url)), self.members)
+            opened = _select(
+                open_index(self._copies.copy(url) if is_remote(url) else Path(url)), self.members
+            )
             with suppress(OSError):  # a shard that is gone or unreadable has faults
                 opened = opened._replace(file=opened.index.path.open("rb", buffering=0))
             while len(self._opened) >= (self.window or 1):
@@ -317,8 +321,12 @@ def _count(header: Header, members: Members) -> int:
 def _notes(header: Header, members: Members) -> list[str]:
     """Name the oddities of a shard, of which nothing is skipped or more could be read."""
     shapes = list(zip(header.shapes, header.counts, strict=True))
-    more = sum(count * members.passed_over(endings) for endings, count in shapes if choose(tuple(endings), members))
-    return header.notes + ([f"holds {more} more images with a caption, in longer endings: {_ENDINGS}"] if more else [])
+    more = sum(
+        count * members.passed_over(endings) for endings, count in shapes if choose(tuple(endings), members)
+    )
+    return header.notes + (
+        [f"holds {more} more images with a caption, in longer endings: {_ENDINGS}"] if more else []
+    )
 
 
 def _lacking(header: Header, members: Members) -> dict[int, int]:
@@ -330,13 +338,16 @@ def _lacking(header: Header, members: Members) -> dict[int, int]:
 def _summary(header: Header, members: Members) -> str:
     """Say how many samples of a shard lack a needed member, and what the first one lacks."""
     lacking = _lacking(header, members)
+    count, names = sum(lacking.values()), " or ".join(name for name, _ in members.needed)
     first = members.missing(header.shapes[min(lacking)])
-    return f"holds {sum(lacking.values())} samples without {' or '.join(name for name, _ in members.needed)} (the first {first})"
+    return f"holds {count} sample{'s' * (count != 1)} without {names} (the first {first})"
 
 
 def _incomplete(index: Index, members: Members) -> list[Fault]:
     """Name the samples of a shard that lack a needed member."""
-    lacking = {shape: members.missing(index.header.shapes[shape]) for shape in _lacking(index.header, members)}
+    lacking = {
+        shape: members.missing(index.header.shapes[shape]) for shape in _lacking(index.header, members)
+    }
     rows = np.flatnonzero(np.isin(index.rows["shape"], list(lacking)))
     return [
         Fault(f"{index.path}:{bytes(key).decode('utf-8', 'surrogateescape')}", lacking[shape])
@@ -346,7 +357,11 @@ def _incomplete(index: Index, members: Members) -> list[Fault]:
 
 def _select(index: Index, members: Members) -> _Opened:
     """Find the samples of a shard that have the needed members, and the members to read, in the order of the tar."""
-    numbers, keys, positions = [np.zeros(0, np.int64)], [index.rows["key"][:0]], [np.zeros((0, len(members.labels), 2), np.uint32)]
+    numbers, keys, positions = (
+        [np.zeros(0, np.int64)],
+        [index.rows["key"][:0]],
+        [np.zeros((0, len(members.labels), 2), np.uint32)],
+    )
     # the last row is for columns of -1
     places = np.concatenate([index.positions, np.zeros((1, 2), np.uint32)])
     for shape, endings in enumerate(index.header.shapes):
@@ -360,7 +375,11 @@ def _select(index: Index, members: Members) -> _Opened:
             wanted = np.array(columns)
             positions.append(places[np.where(wanted < 0, -1, firsts + wanted)])
     order = np.argsort(np.concatenate(numbers), kind="stable")
-    return _Opened(index._replace(rows=index.rows[:0], positions=index.positions[:0]), np.concatenate(keys)[order], np.concatenate(positions)[order])
+    return _Opened(
+        index._replace(rows=index.rows[:0], positions=index.positions[:0]),
+        np.concatenate(keys)[order],
+        np.concatenate(positions)[order],
+    )
 
 
 @lru_cache(_OPEN_FILES)

@@ -153,9 +153,7 @@ class Trainer:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
             scope, first = "of one process " if world > 1 else "", self.all_skipped()[0]
-            line = (
-                f"every sample {scope}in {self.loader.pairs.tars} is broken (first: {first}): replace the shards"
-            )
+            line = f"every sample {scope}in {self.loader.pairs.tars} is broken (first: {first}): replace the shards"
             raise raised_by_all(fabric, InputError(line))
 
     def finish_epoch(self) -> None:
