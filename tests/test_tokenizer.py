@@ -2,8 +2,10 @@
 
 import json
 import pickle
+import random
 from pathlib import Path
 
+import open_clip
 import pytest
 import torch
 
@@ -40,6 +42,19 @@ def test_the_tokenizer_can_be_pickled_for_worker_processes() -> None:
     tokenizer = Tokenizer(TextConfig())
     tokenizer("warm")
     assert torch.equal(pickle.loads(pickle.dumps(tokenizer))("a cat"), tokenizer("a cat"))
+
+
+def test_long_words_get_the_tokens_of_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, rng = Tokenizer(TextConfig(context_length=4096)), random.Random(0)
+    words = [
+        "".join(rng.choices(letters, k=rng.randrange(1, 90))) for letters in ("ab", "etaoin", "é日a") * 40
+    ]
+    words += ["pneumono" * 12, "https" + "a" * 300, "abababa" * 30]
+    theirs = open_clip.SimpleTokenizer(context_length=4096)
+    assert torch.equal(tokenizer(words), theirs(words))
+    monkeypatch.setattr("diffclip.tokenizer._LONGEST_WORD", 0)
+    assert torch.equal(tokenizer(words), theirs(words))
+    assert tokenizer("a" * 8000)[0, -1] == 0  # takes seconds with a search of the whole word for each merge
 
 
 def test_ids_equal_the_published_tokenizers(shared: Path) -> None:

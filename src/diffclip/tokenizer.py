@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from diffclip.config import VOCABULARY, TextConfig
 from diffclip.errors import InputError
+
+# OpenCLIP's `bpe` takes time that is quadratic in the letters of a word, and remembers each word for good.
+_LONGEST_WORD = 64
 
 
 class Tokenizer:
@@ -52,7 +56,41 @@ def _open_clip_tokenizer(context_length: int) -> Any:
     spec: Any = importlib.util.spec_from_file_location("open_clip_tokenizer", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.SimpleTokenizer(context_length=context_length)
+    tokenizer = module.SimpleTokenizer(context_length=context_length)
+    short_bpe = tokenizer.bpe
+    tokenizer.bpe = lambda word: (
+        short_bpe(word) if len(word) <= _LONGEST_WORD else _merge_long(word, tokenizer.bpe_ranks)
+    )
+    return tokenizer
+
+
+def _merge_long(word: str, ranks: Mapping[tuple[str, str], int]) -> str:
+    """Merge the bytes of a word as OpenCLIP's `bpe` does, without searching the whole word for each merge."""
+    end = len(word)
+    pieces = [*word[:-1], f"{word[-1]}</w>", ""]  # the last one is never merged
+    before, after = [*range(-1, end)], [*range(1, end + 2)]
+    heap: list[tuple[int, int]] = []
+
+    def push(i: int) -> None:
+        if i >= 0 and (rank := ranks.get((pieces[i], pieces[after[i]]))) is not None:
+            heapq.heappush(heap, (rank, i))
+
+    for i in range(end - 1):
+        push(i)
+    while heap:
+        # as OpenCLIP: all pairs of the lowest rank from left to right, before pairs that these merges make
+        lowest, positions = heap[0][0], []
+        while heap and heap[0][0] == lowest:
+            positions.append(heapq.heappop(heap)[1])
+        for i in positions:
+            following = after[i]
+            if pieces[i] and ranks.get((pieces[i], pieces[following])) == lowest:
+                pieces[i], pieces[following] = pieces[i] + pieces[following], ""
+                after[i] = after[following]
+                before[after[i]] = i
+                push(before[i])
+                push(i)
+    return " ".join(filter(None, pieces))
 
 
 def check_end_of_text(end: int | None, vocabulary: int, source: str) -> None:

@@ -203,7 +203,10 @@ def _kind(folder: Path) -> Kind:
     kinds: dict[str, Kind] = {kind: kind for kind in ("classification", "retrieval", "sugarcrepe")}
     name = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
     if name not in kinds:
-        raise InputError(f"{folder / 'dataset_type.txt'} says {name!r}: write one of {', '.join(kinds)}")
+        raise InputError(
+            f"{folder} is a set of type {name!r} (dataset_type.txt), which diffclip does not measure: use "
+            f"clip_benchmark for it, or give a set of type {', '.join(kinds)}"
+        )
     return kinds[name]
 
 

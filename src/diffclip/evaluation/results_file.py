@@ -77,6 +77,7 @@ class ResultsFile:
         self._records: list[Record] = []
         self.outcomes: dict[str, Outcomes] = {}
         self._stamps: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
         self.replaced = 0
         self._read()
 
@@ -88,13 +89,27 @@ class ResultsFile:
             # without stamps, all tasks are measured again: also if the outcomes are missing or damaged
             with suppress(OSError, ValueError, TypeError):
                 if outcomes is not None:
-                    self._stamps = dict(json.loads(_beside(self.path, ".stamps.json").read_text("utf-8")))
+                    stamps = dict(json.loads(_beside(self.path, ".stamps.json").read_text("utf-8")))
+                    self._folders = stamps.pop("folders", {}) | self._folders
+                    self._stamps = stamps
 
     @property
     def records(self) -> list[Record]:
         """All records so far; results of several sets or tasks include the averages over them."""
         several = len({(record.task, record.dataset, record.corruption) for record in self._records}) > 1
         return with_averages(self._records) if several else list(self._records)
+
+    def name_set(self, name: str, folder: Path) -> str:
+        """Return the name of a set in these results: `name`, after as many of its parent folders' names as tell it apart
+        from the sets of other folders."""
+        place = folder.resolve()
+        for parent in place.parents:
+            known = self._folders.setdefault(name, str(place))
+            if known == str(place) or not Path(known).exists():
+                break
+            name = f"{parent.name}/{name}"
+        self._folders[name] = str(place)
+        return name
 
     def find(self, stamp: str, draw: int | None = None) -> list[Record]:
         """Return the records of the finished task with this stamp and draw; empty if there is none."""
@@ -158,7 +173,8 @@ class ResultsFile:
 
     def _write_stamps(self) -> None:
         if self.path is not None:
-            write_text(_beside(self.path, ".stamps.json"), json.dumps(self._stamps))
+            stamps = {**self._stamps, "folders": self._folders}
+            write_text(_beside(self.path, ".stamps.json"), json.dumps(stamps))
 
 
 def _beside(records: Path, suffix: str) -> Path:

@@ -26,7 +26,7 @@ import diffclip
 from diffclip.config import STATISTICS
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.evaluation_sets import has_split, open_set, set_name
-from diffclip.data.published_sets import BUILT_IN, parts_of, set_folder
+from diffclip.data.published_sets import BUILT_IN, PUBLISHED, parts_of, set_folder
 from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError
 from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
@@ -183,8 +183,9 @@ class Sets:
     root: Path | None = None
     _opened: dict[object, EvaluationSet] = field(default_factory=dict)
 
-    def open(self, entry: Entry) -> EvaluationSet:
-        """Open the first split of an entry that its set has; a built-in set is drawn on first use."""
+    def open(self, entry: Entry, results: ResultsFile | None = None) -> EvaluationSet:
+        """Open the first split of an entry that its set has; a built-in set is drawn on first use. `results` tell sets
+        apart whose folders have the same name."""
         key = (entry.task and TASKS[entry.task].kinds, entry.dataset, entry.splits)
         if key not in self._opened:
             if entry.dataset in BUILT_IN:
@@ -192,8 +193,12 @@ class Sets:
             present = (split for split in entry.splits if has_split(entry.dataset, split, self.root))
             split = next(present, entry.splits[0])
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
+        data = self._opened[key]
+        name = data.name
+        if results is not None and name not in (*BUILT_IN, *PUBLISHED):
+            name = results.name_set(name, set_folder(entry.dataset, self.root))
         # a copy, so that tasks do not share their lists of broken images
-        return replace(self._opened[key], faults=list(self._opened[key].faults))
+        return replace(data, name=name, faults=list(data.faults))
 
 
 @dataclass(frozen=True)
@@ -240,7 +245,7 @@ def run_entries(
                     model=loaded.model,
                     preprocess=_transform_of(loaded, entry),
                     tokenizer=loaded.tokenizer,
-                    data=sets.open(entry),
+                    data=sets.open(entry, results),
                     batch_size=batch_size,
                     workers=workers,
                     progress=progress(entry) if progress else None,
