@@ -146,7 +146,9 @@ def test_class_names_and_templates_are_read_and_checked(classes: Path) -> None:
     (classes / "classnames.txt").write_text("\n\n")
     assert "has no classnames.txt" in refusal(classes, "test")
     (classes / "dataset_type.txt").write_text("multilabel")
-    assert "says 'multilabel'" in refusal(classes, "test")
+    assert "of type 'multilabel' (dataset_type.txt), which diffclip does not measure" in refusal(
+        classes, "test"
+    )
 
 
 @pytest.mark.parametrize("label", ["2", "-1", "0.5", "1_0", "9" * 5000])

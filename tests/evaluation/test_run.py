@@ -123,6 +123,18 @@ def test_a_changed_set_is_measured_again(tmp_path):
     assert not run(CLIP, entry, file=path)[0].reused
 
 
+def test_sets_of_one_folder_name_are_told_apart(tmp_path):
+    path = tmp_path / "results.jsonl"
+    folders = [write_masked(tmp_path / name / "set", animals(seed)) for seed, name in enumerate("ab")]
+    for _ in range(2):
+        measured = [run(CLIP, Entry("focus", str(folder)), file=path)[0] for folder in folders]
+        assert [{record.dataset for record in one.records} for one in measured] == [{"set"}, {"b/set"}]
+    assert all(one.reused for one in measured)
+    assert {record.dataset for record in read_records(path)} >= {"set", "b/set"}
+    (tmp_path / "a").rename(tmp_path / "c")  # a set that was moved keeps its name
+    assert run(CLIP, Entry("focus", str(tmp_path / "c" / "set")), file=path)[0].reused
+
+
 def test_records_from_two_writers_of_one_file_are_all_kept(tmp_path):
     path = tmp_path / "new" / "results.jsonl"
     open_files = [ResultsFile(path) for _ in range(2)]

@@ -181,15 +181,17 @@ def _arrow(file: Path) -> list[tuple[Any, ...]]:
     pairs: list[tuple[Any, ...]] = []
     for path in files:
         with explain_errors(f"{path} cannot be read", "give a whole file"):
-            stream = (
-                None if path.suffix == ".parquet" else pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-            )
-            schema = stream.schema if stream else parquet.read_schema(path)
+            if path.suffix == ".parquet":
+                source = parquet.ParquetFile(path)
+                schema = source.schema_arrow
+            else:
+                source = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+                schema = source.schema
             image, caption = (_column(schema.names, field, file) for field in _COLUMN_NAMES)
             # an image in the file: only its path is read
             is_inside = pyarrow.types.is_struct(schema.field(image).type)
             columns = [f"{image}.path" if is_inside else image, caption]
-            table = stream.read_all() if stream else parquet.read_table(path, columns=columns)
+            table = source.read(columns) if path.suffix == ".parquet" else source.read_all()
             names = compute.struct_field(table[image], "path") if is_inside else table[image]
             pairs += zip(names.to_pylist(), table[caption].to_pylist(), strict=True)
     if not any(name for name, _ in pairs):

@@ -100,8 +100,8 @@ class ResultsFile:
         return with_averages(self._records) if several else list(self._records)
 
     def name_set(self, name: str, folder: Path) -> str:
-        """Return the name of a set in these results: `name`, after as many of its parent folders' names as tell it apart
-        from the sets of other folders."""
+        """Return the name of a set in these results: `name`, after the names of parent folders if another folder's set
+        has it already."""
         place = folder.resolve()
         for parent in place.parents:
             known = self._folders.setdefault(name, str(place))
