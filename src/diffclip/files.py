@@ -9,10 +9,12 @@ import os
 import platform
 import re
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -27,14 +29,41 @@ def cache_folder() -> Path:
 
 
 def checkpoint_of(path: str | Path) -> Path:
-    """Return the best checkpoint of a run folder, or the last one if none is best; return other paths unchanged."""
-    checkpoints = Path(path) / "checkpoints"
+    """Return the best checkpoint of a run folder, or the last one if none is best; follow a link that is a file; return
+    other paths unchanged."""
+    path = Path(path)
+    checkpoints = path / "checkpoints"
+    if path.parent.name == "checkpoints" and path.is_file():
+        return read_link(path) or path
     if not checkpoints.is_dir():
-        return Path(path)
+        return path
     for name in ("best", "last"):
-        if (checkpoints / name).exists():
-            return checkpoints / name
+        if folder := read_link(checkpoints / name):
+            # the link's name says more than the number of a step
+            return checkpoints / name if (checkpoints / name).is_dir() else folder
     raise InputError(f"{path} has no checkpoint yet: wait for the training to write one")
+
+
+def write_link(link: Path, folder: Path) -> None:
+    """Make `link` point to a folder beside it; where links cannot be made, it is a file with the folder's name."""
+    temporary = link.with_name(f".{link.name}.tmp")
+    with explain_disk_errors(link):
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.symlink_to(folder.name)
+        except OSError:  # each file system without links has its own error
+            temporary.write_text(f"{folder.name}\n", encoding="utf-8")
+            flush(temporary)
+        os.replace(temporary, link)
+
+
+def read_link(link: Path) -> Path | None:
+    """Return the folder that `write_link` made `link` point to, or None if link or folder does not exist."""
+    try:
+        name = os.readlink(link) if link.is_symlink() else link.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return link.parent / name if name and (link.parent / name).is_dir() else None
 
 
 def printable(name: str) -> str:
@@ -186,13 +215,21 @@ def lock_file(file: Path) -> IO[str] | str:
         holder = handle.read().strip() or "another process"
         handle.close()
         return holder
-    except OSError:
-        pass
+    except OSError as error:
+        _say_without_locks(file.parent, str(error.strerror))
     with explain_disk_errors(file):
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}")
         handle.flush()
     return handle
+
+
+@cache
+def _say_without_locks(folder: Path, reason: str) -> None:
+    print(
+        f"diffclip: {folder} is on a file system without locks ({reason}): do not let two processes write there at once",
+        file=sys.stderr,
+    )
 
 
 @contextmanager
@@ -207,8 +244,10 @@ def hold_lock(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        with suppress(OSError):
+        try:
             fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            _say_without_locks(path.parent, str(error.strerror))
         yield
     finally:
         os.close(handle)

@@ -3,13 +3,15 @@
 import csv
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from file_server import served
-from made_sets import write_dtd
+from hub_server import served_hub
+from made_sets import write_dtd, write_shard_of
 
 from diffclip.cli.data import download
 from diffclip.data.download import CAPTION_SETS
@@ -51,9 +53,10 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_download_passes_a_list_to_img2dataset(web, tool, tmp_path, capsys) -> None:
     root = tmp_path / "my sets"
-    download(["cc3m"], root)
+    download(["cc3m"], root, img2dataset=True)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0].startswith("cc3m: Conceptual Captions 3M, 3.3 million pairs, at most 83 GB, from http")
+    assert lines[0].startswith("cc3m: Conceptual Captions 3M, 3.3 million pairs, from http")
+    assert "at most 83 GB" in lines[1]
     assert "--image_size 224 --resize_mode keep_ratio" in lines[2]
     assert lines[-1] == f"Next: diffclip data check '{root}/cc3m/train'"
     words = json.loads(tool.read_text())
@@ -65,7 +68,7 @@ def test_download_passes_a_list_to_img2dataset(web, tool, tmp_path, capsys) -> N
     assert [row["caption"] for row in rows] == ['image "0', 'image "1']
     # the same command reuses the downloaded list
     web.unlink()
-    download(["cc3m"], root)
+    download(["cc3m"], root, img2dataset=True)
     (root / "laion400m" / "list").mkdir(parents=True)
     download(["laion400m"], root)
     words = json.loads(tool.read_text())
@@ -78,7 +81,7 @@ def test_failures_of_list_downloads_are_one_line(web, tool, tmp_path, monkeypatc
 
     def refusal(name: str = "cc3m") -> str:
         with pytest.raises(DiffCLIPError) as raised:
-            download([name], tmp_path)
+            download([name], tmp_path, img2dataset=True)
         assert "\n" not in str(raised.value)
         return str(raised.value)
 
@@ -108,3 +111,44 @@ def test_download_prints_commands_for_sets_to_fetch_by_hand(tmp_path, capsys):
     assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {large}" in kaggle
     small = f"{tmp_path}-80/flickr30k"
     assert shards == f"Then, to train on it at 80 pixels: diffclip data make-shards {large} {small} --edge 80"
+
+
+def test_whole_shards_come_from_the_hub_and_train_from_there(tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "pixparse" / "cc3m-wds"
+    for number in range(2):
+        write_shard_of(
+            repository / f"cc3m-train-000{number}.tar", [(number, {"jpg": b"an image", "txt": b"a text"})]
+        )
+    write_shard_of(repository / "cc3m-validation-0000.tar", [(2, {"jpg": b"an image", "txt": b"a text"})])
+    sets = tmp_path / "sets"
+    program = (
+        "from pathlib import Path\n"
+        "from diffclip.cli.data import download\n"
+        "from diffclip.data.tar_set import TarSet\n"
+        "from diffclip.data.pairs import PairKeys\n"
+        f"download(['cc3m'], Path({str(sets)!r}), False)\n"
+        f"(Path({str(sets)!r}) / 'cc3m/train/cc3m-train-0001.tar').unlink()\n"
+        f"download(['cc3m'], Path({str(sets)!r}), False)\n"
+        "tars = TarSet('hf://datasets/pixparse/cc3m-wds/*train*.tar', PairKeys().members())\n"
+        "print([tars[i].read('txt') for i in range(len(tars))])\n"
+    )
+    with served_hub(tmp_path / "hub") as (endpoint, fetched):
+        variables = {
+            "HF_ENDPOINT": endpoint,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "home"),
+            "NO_PROXY": "127.0.0.1",
+        }
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert lines[1].endswith("has 2,905,954 pairs (88%) in whole shards")
+    assert lines[2] == f"{sets}/cc3m/train has 2 pairs, 0% of the published list."
+    assert lines[-1] == "[{'txt': b'a text'}, {'txt': b'a text'}]"
+    assert sorted(fetched) == [f"cc3m-train-000{number}.tar whole" for number in (0, 0, 1, 1, 1)]

@@ -125,7 +125,7 @@ def test_a_changed_set_is_measured_again(tmp_path):
 
 def test_sets_of_one_folder_name_are_told_apart(tmp_path):
     path = tmp_path / "results.jsonl"
-    folders = [write_masked(tmp_path / name / "set", animals(seed)) for seed, name in enumerate("ab")]
+    folders = [write_masked(tmp_path / name / "set", animals(count)) for count, name in ((4, "a"), (5, "b"))]
     for _ in range(2):
         measured = [run(CLIP, Entry("focus", str(folder)), file=path)[0] for folder in folders]
         assert [{record.dataset for record in one.records} for one in measured] == [{"set"}, {"b/set"}]

@@ -1,5 +1,7 @@
 """Checkpoints on disk: finding damage, choosing the checkpoint to resume from, and leftovers of a killed writer."""
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,14 +9,18 @@ import pytest
 import torch
 from gradients import made_batch, made_model
 
+from diffclip.errors import InputError
+from diffclip.files import checkpoint_of
 from diffclip.training.checkpoint import (
     RunProgress,
     choose_checkpoint,
     find_damage,
     read_state,
     save_checkpoint,
+    try_folder,
 )
 from diffclip.training.losses import make_criterion
+from diffclip.weights import load_weights
 
 ALONE = SimpleNamespace(global_rank=0, world_size=1, device=torch.device("cpu"))
 
@@ -73,10 +79,55 @@ def test_a_kill_while_saving_leaves_the_previous_checkpoint_usable(run, stepped,
     best.unlink()
     best.symlink_to("step_00000004")  # a later kill: after the link, before its folder
     leftover = run / "checkpoints" / ".new.tmp"
-    leftover.mkdir()
+    leftover.mkdir(exist_ok=True)
     (leftover / "model.safetensors").write_bytes(b"half")
     assert choose_checkpoint(run) == run / "checkpoints" / "step_00000003"
     save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
     assert read_state(best).step == 4
     names = {path.name for path in (run / "checkpoints").iterdir()}
     assert names == {"last", "previous", "best", "step_00000003", "step_00000004"}
+
+
+def without_links(*_: object, **__: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+def test_files_stand_for_links_where_links_cannot_be_made(stepped, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "symlink", without_links)
+    try_folder(tmp_path)
+    for step in (1, 2, 3, 4):
+        save_checkpoint(ALONE, tmp_path, *stepped, RunProgress(step, epoch=step), best=step == 2)
+    checkpoints = tmp_path / "checkpoints"
+    assert (checkpoints / "last").read_text() == "step_00000004\n"
+    kept = {path.name for path in checkpoints.iterdir() if path.is_dir()}
+    assert kept == {"step_00000002", "step_00000003", "step_00000004"}
+    assert checkpoint_of(tmp_path) == checkpoint_of(checkpoints / "best") == checkpoints / "step_00000002"
+    assert choose_checkpoint(tmp_path) == checkpoints / "step_00000004"
+    load_weights(made_model(), checkpoints / "last")
+
+
+def test_no_failure_of_publishing_deletes_a_checkpoint(run, stepped, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("no link")
+
+    folder = run / "checkpoints" / "step_00000004"
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="no link"):
+        patch.setattr("diffclip.training.checkpoint.write_link", refuse)
+        save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
+    assert find_damage(folder) is None
+    assert choose_checkpoint(run) == folder
+
+
+def test_a_folder_is_tried_before_the_first_step(tmp_path, monkeypatch) -> None:
+    try_folder(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    replace = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(InputError, match="cannot write .*checkpoints.*: Operation not permitted"):
+        try_folder(tmp_path)

@@ -1,4 +1,5 @@
-"""Fetch published sets from their publishers. Training sets are lists of addresses, which img2dataset fetches."""
+"""Fetch published sets from their publishers. Training sets are shards on the hub, or lists of addresses, of which
+img2dataset fetches the images."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class CaptionSet(NamedTuple):
     """A published list of image addresses and captions to train on.
 
     `columns` are the columns of addresses and captions. A TSV has no header, so they are in the order of its columns.
-    If the list must be fetched by hand, `address` is empty and `wants` says why.
+    If the list must be fetched by hand, `address` is empty and `wants` says why. `hub` is a repository of whole shards,
+    with `on_hub` pairs that still existed when they were made.
     """
 
     title: str
@@ -32,16 +34,20 @@ class CaptionSet(NamedTuple):
     columns: tuple[str, str]
     address: str = ""
     wants: str = ""
+    hub: str = ""
+    on_hub: int = 0
 
 
 # fmt: off
 CAPTION_SETS = {
     "cc3m": CaptionSet(
         "Conceptual Captions 3M", "https://ai.google.com/research/ConceptualCaptions", 3_318_333,
-        ("caption", "url"), "https://storage.googleapis.com/gcc-data/Train/GCC-training.tsv"),
+        ("caption", "url"), "https://storage.googleapis.com/gcc-data/Train/GCC-training.tsv",
+        hub="pixparse/cc3m-wds", on_hub=2_905_954),
     "cc12m": CaptionSet(
         "Conceptual 12M", "https://github.com/google-research-datasets/conceptual-12m", 12_423_374,
-        ("url", "caption"), "https://storage.googleapis.com/conceptual_12m/cc12m.tsv"),
+        ("url", "caption"), "https://storage.googleapis.com/conceptual_12m/cc12m.tsv",
+        hub="pixparse/cc12m-wds", on_hub=10_968_539),
     # the list has a line for each of the five captions of an image
     "mscoco": CaptionSet(
         "COCO captions, train2017", "https://cocodataset.org", 591_753, ("URL", "TEXT"),
@@ -90,6 +96,35 @@ def fetch(name: str, root: str | Path) -> Path:
         for archive in [*folder.rglob("*.tar.gz"), *folder.rglob("*.tgz")]:
             archive.unlink()
     return place
+
+
+def fetch_shards(name: str, shards: Path) -> int:
+    """Fetch the training shards of a set from the hub into the folder `shards`, and return the number of their samples.
+    A later call continues after a stop, and fetches what is missing.
+
+    Raises:
+        InputError: the folder holds shards of another origin.
+        DiffCLIPError: the hub cannot be reached, or shards are broken; these are removed.
+    """
+    from huggingface_hub import snapshot_download
+
+    from diffclip.data.index import open_indexes  # imports torch, and commands check names first
+
+    repository, pattern = CAPTION_SETS[name].hub, f"{name}-train-*.tar"
+    if foreign := set(shards.glob("*.tar")) - set(shards.glob(pattern)):
+        raise InputError(
+            f"{shards} holds other shards ({min(foreign).name}): go on with --img2dataset, or choose another --root"
+        )
+    with explain_errors(f"cannot fetch {HUB}/{repository}", _ADVICE, DiffCLIPError):
+        snapshot_download(repository, repo_type="dataset", allow_patterns=pattern, local_dir=shards)
+    indexes = open_indexes(sorted(shards.glob(pattern)), tables=False)
+    broken = [path for path, index in indexes.items() if index.header.faults]
+    for path in broken:
+        path.unlink()
+    if broken or not indexes:
+        problem = f"{len(broken)} shards were broken and are removed" if broken else f"has no {pattern}"
+        raise DiffCLIPError(f"{HUB}/{repository}: {problem}: start again")
+    return sum(sum(index.header.counts) for index in indexes.values())
 
 
 def prepare_list(name: str, folder: Path) -> Path:

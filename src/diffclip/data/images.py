@@ -31,10 +31,10 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "QOI")
 # Not in shards, which may come from strangers: the readers of these formats had holes again and again.
 _OWN_FORMATS = (*_FORMATS, "JPEG2000", "PSD")
-# Formats that a package adds to Pillow: their name, their packages, and the start of a file.
+# Formats that packages add to Pillow: the format, a package, modules that add it, and the start of a file.
 _ADDED = (
-    ("HEIF", ("pillow_heif", "pi_heif"), re.compile(rb"(?s)....ftyp(hei|hev|mif|msf)")),
-    ("JXL", ("pillow_jxl",), re.compile(rb"(?s)\xff\x0a|....JXL ")),
+    ("HEIF", "pillow-heif", ("pillow_heif", "pi_heif"), re.compile(rb"(?s)....ftyp(hei|hev|mif|msf)")),
+    ("JXL", "pillow-jxl-plugin", ("pillow_jxl",), re.compile(rb"(?s)\xff\x0a|....JXL ")),
 )
 _MORE_ENDINGS = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
 _NOT_READ = (
@@ -180,9 +180,9 @@ def _open(
     """Read the header of an image, and refuse an image that is too large."""
     start = handle.read(12)
     handle.seek(0)
-    added = next((entry for entry in _ADDED if entry[2].match(start)), None)
+    added = next((entry for entry in _ADDED if entry[3].match(start)), None)
     try:
-        image = Image.open(handle, formats=_add_format(*added[:2]) if added else formats)
+        image = Image.open(handle, formats=_add_format(added[0], added[2]) if added else formats)
         if image.width * image.height <= max_pixels:
             return image
         size = f" ({image.width}×{image.height})"
@@ -193,8 +193,9 @@ def _open(
         if not start:
             raise InputError(f"{name} is empty (0 bytes): replace it with an image") from None
         if added and added[0] not in Image.OPEN:
-            package = added[1][0].replace("_", "-")
-            raise InputError(f"{name} is {added[0]}, which {package} reads: pip install {package}") from None
+            raise InputError(
+                f"{name} is {added[0]}, which {added[1]} reads: pip install {added[1]}"
+            ) from None
         raise InputError(
             f"{name} is not an image, or of an unknown kind: give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file"
         ) from error
@@ -202,11 +203,11 @@ def _open(
 
 
 @cache
-def _add_format(name: str, packages: tuple[str, ...]) -> tuple[str, ...]:
-    """Let the first installed package add its format to Pillow; return the formats to try."""
-    for package in packages:
+def _add_format(name: str, modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Let the first installed module add its format to Pillow; return the formats to try."""
+    for module_name in modules:
         with suppress(ImportError):
-            module = importlib.import_module(package)
+            module = importlib.import_module(module_name)
             # pillow_jxl adds its format when it is imported
             getattr(module, "register_heif_opener", lambda: None)()
             break

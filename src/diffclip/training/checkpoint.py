@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from diffclip.errors import InputError
-from diffclip.files import explain_disk_errors, flush, write_text
+from diffclip.files import explain_disk_errors, flush, read_link, write_link, write_text
 from diffclip.training.distributed import gather, shared_errors
 from diffclip.training.optimizer import load_optimizer, save_optimizer
 from diffclip.weights import save_tensors, save_weights
@@ -93,12 +93,14 @@ def save_checkpoint(
                 }
                 save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
-        with shared_errors(fabric):
-            if is_first:
-                _publish(run, temporary, folder, best)
-    finally:
+    except BaseException:
         if is_first:
             shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    with shared_errors(fabric):
+        # a whole checkpoint is not removed, whatever fails from here on
+        if is_first:
+            _publish(run, temporary, folder, best)
     return folder
 
 
@@ -113,17 +115,20 @@ def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
 
 def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
     """Rename `temporary`, which holds a whole checkpoint, to `folder`, and update the links."""
+    links = {name: run / "checkpoints" / name for name in LINKS}
     with explain_disk_errors(folder):
         checksums = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
         write_text(temporary / FILES_FILE, json.dumps(checksums, indent=1) + "\n")
         flush(temporary)
-        if best:  # before the rename: a run that is killed in between validates again
-            _link(run, "best", folder)
-        os.replace(temporary, folder)
-    if (previous := _target(run, "last")) is not None:
-        _link(run, "previous", previous)
-    _link(run, "last", folder)
-    for unlinked in set((run / "checkpoints").glob("step_*")) - {_target(run, name) for name in LINKS}:
+        try:
+            if best:  # before the rename: a run that is killed in between validates again
+                write_link(links["best"], folder)
+        finally:
+            os.replace(temporary, folder)
+    if (previous := read_link(links["last"])) is not None:
+        write_link(links["previous"], previous)
+    write_link(links["last"], folder)
+    for unlinked in set((run / "checkpoints").glob("step_*")) - {read_link(link) for link in links.values()}:
         shutil.rmtree(unlinked, ignore_errors=True)
 
 
@@ -163,7 +168,7 @@ def choose_checkpoint(run: Path) -> Path | None:
             for damaged_folder, message in damaged.items():
                 print(f"{message}: going on from {folder.name}", file=sys.stderr)
                 shutil.rmtree(damaged_folder, ignore_errors=True)
-            _link(run, "last", folder)
+            write_link(run / "checkpoints" / "last", folder)
             return folder
         damaged[folder] = f"{folder} is damaged ({fault})"
     if damaged:
@@ -190,16 +195,22 @@ def _size_and_checksum(file: Path) -> list[int]:
     return [file.stat().st_size, checksum]
 
 
-def _target(run: Path, name: str) -> Path | None:
-    """Return the checkpoint that the link `name` of `run` points to; None if it does not exist."""
-    link = run / "checkpoints" / name
-    return link.parent / link.readlink() if link.is_dir() else None
-
-
-def _link(run: Path, name: str, folder: Path) -> None:
-    link = run / "checkpoints" / name
-    temporary = link.with_name(f".{name}.tmp")
-    with explain_disk_errors(link):
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(folder.name)
-        os.replace(temporary, link)
+def try_folder(run: Path) -> None:
+    """Try all that checkpoints need of the folder of `run`, before the first step; raise `InputError` if it fails."""
+    folder = run / "checkpoints" / "trial"
+    written, link = folder.with_name(".trial.tmp"), folder.with_name("trial_link")
+    with explain_disk_errors(folder):
+        for left in (written, folder):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            written.mkdir(parents=True)
+            (written / "file").write_text("trial")
+            flush(written)
+            os.replace(written, folder)
+            write_link(link, folder)
+            if read_link(link) is None:
+                raise InputError(f"{link.parent} does not keep what is written: choose another place")
+        finally:
+            link.unlink(missing_ok=True)
+            for left in (written, folder):
+                shutil.rmtree(left, ignore_errors=True)

@@ -84,7 +84,7 @@ class DataRecipe(Keys):
     image_key: str | list[str] | None = None
     text_key: str | list[str] | None = None
     # the key of captions in `.json`; or several keys, each with its share of the draws
-    caption_key: str | dict[str, PositiveFloat] = "caption"
+    caption_key: str | Annotated[dict[str, PositiveFloat], Field(min_length=1)] = "caption"
     captions: Literal["lines", "whole"] = "lines"  # each line of a text is a caption, or all of it is one
     workers: NonNegativeInt = 0  # processes that read ahead; 0 reads in the training process
     scale: tuple[float, float] = (0.5, 1.0)  # least and greatest share of the image that a crop covers

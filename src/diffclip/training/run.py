@@ -20,12 +20,18 @@ from diffclip.data.loader import CaptionLoader
 from diffclip.data.pairs import PairKeys, Pairs
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
-from diffclip.files import digest_of, explain_disk_errors, write_text
+from diffclip.files import digest_of, explain_disk_errors, read_link, write_text
 from diffclip.model import CLIP
 from diffclip.sources.load import load_clip
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import describe_start, hide_credentials
-from diffclip.training.checkpoint import RunProgress, choose_checkpoint, read_state, restore_checkpoint
+from diffclip.training.checkpoint import (
+    RunProgress,
+    choose_checkpoint,
+    read_state,
+    restore_checkpoint,
+    try_folder,
+)
 from diffclip.training.distributed import (
     SLOW_BF16,
     blocks_of,
@@ -263,7 +269,7 @@ def _prepare(
     if validation is not None:
         digest = digest_of(validation.captions)
         # without its checkpoint (removed as damaged, or a kill came before its rename) a best score does not count
-        if progress.validation not in (None, digest) or not (run / "checkpoints" / "best").exists():
+        if progress.validation not in (None, digest) or not read_link(run / "checkpoints" / "best"):
             progress.best_score = None
         progress.validation = digest
         scorer = partial(validate, fabric, model, validation, tokenizer, recipe)
@@ -280,6 +286,7 @@ def _claim(recipe: Recipe, run: Path, is_new: bool, resources: ExitStack) -> Non
         resources.enter_context(lock_folder(run))
         if is_started(run):
             raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
+    try_folder(run)
     write_text(run / RECIPE_FILE, recipe.to_yaml())
 
 
