@@ -15,7 +15,14 @@ from tiny import SIZES
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
-from diffclip.files import check_writable, explain_disk_errors, write_atomically, write_text
+from diffclip.files import (
+    check_writable,
+    explain_disk_errors,
+    hold_lock,
+    lock_file,
+    write_atomically,
+    write_text,
+)
 from diffclip.weights import save_published
 
 

@@ -129,5 +129,5 @@ def test_a_folder_is_tried_before_the_first_step(tmp_path, monkeypatch) -> None:
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(InputError, match="cannot write .*checkpoints.*: Operation not permitted"):
+    with pytest.raises(InputError, match=r"cannot write .*checkpoints.*: Operation not permitted"):
         try_folder(tmp_path)
