@@ -227,7 +227,7 @@ def lock_file(file: Path) -> IO[str] | str:
 @cache
 def _say_without_locks(folder: Path, reason: str) -> None:
     print(
-        f"diffclip: {folder} is on a file system without locks ({reason}): do not let two processes write there at once",
+        f"diffclip: {folder} is on a file system without locks ({reason}): let one process at a time write there",
         file=sys.stderr,
     )
 
