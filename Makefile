@@ -101,7 +101,7 @@ bench: $(READY)
 	$(RUN) benchmarks.plots
 	$(RUN) benchmarks.tables
 
-# On a machine with a GPU, with its own interpreter and packages; PART=second and PART=third are the next runs. DEVICE=cpu rehearses them.
+# On a machine with a GPU, with its own interpreter and packages; PART=second, third and fourth are the next runs. DEVICE=cpu rehearses them.
 DATA ?= sets-80
 OUT ?= benchmarks/results
 DEVICE ?= cuda

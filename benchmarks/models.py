@@ -47,7 +47,7 @@ def make_models(
 ) -> Iterator[tuple[str, nn.Module | str]]:
     """Yield the name of each model, or of the `wanted` ones, with the model on the CPU or the reason why it cannot be
     made. Every DiffCLIP has the same weights."""
-    # first the models that a target names; no "triton": on a GPU "auto" is the same, and a CPU does not have it
+    # first the models that a target names; no "triton": on a GPU `diffclip bench` decides if "auto" is the same
     for name in (REFERENCE, OPENCLIP, OURS, PUBLISHED, TIMM, SDPA):
         if wanted and name not in wanted:
             continue
