@@ -67,6 +67,8 @@ def test_dry_run_prints_the_plan_even_if_data_is_missing(tmp_path: Path) -> None
     done = dry_run("--devices", 1, cwd=tmp_path)
     assert done.returncode == 2
     assert "3 epochs × 100 = 300" in done.stdout
+    assert ", ten timed steps" in done.stdout  # a plan for this machine
+    assert "GPU hours" not in done.stdout
     assert "training data: " in done.stderr
     assert "sets/cc3m/train" in done.stderr
 
