@@ -201,9 +201,8 @@ def test_nothing_is_read_from_the_device_between_two_records(loss, recipe, tmp_p
 
     batch_of = loader._Batches.__getitem__
 
-    def batches(
-        self: Any, job: Any
-    ) -> Any:  # what is read while a batch is made has never been on the device
+    def batches(self: Any, job: Any) -> Any:
+        # what is read while a batch is made has never been on the device
         count, batch = len(reads), batch_of(self, job)
         del reads[count:]
         return batch
