@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from diffclip.cli.console import Device, read_images, say_skipped, show_progress
+from diffclip.cli.console import Device, read_images, say_loading, say_skipped, show_progress
 from diffclip.errors import Fault, InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.maps.view import View
@@ -86,6 +86,7 @@ def attend(
         for written_to in (path, *(path.with_name(f"{path.stem}-{n}{path.suffix}") for n in numbers)):
             check_not_input(written_to, files)
     drawn = [path for path in outputs if path.suffix.lower() != _ARRAYS]
+    say_loading(model)
     from diffclip.maps.attend import attend as attend_to
     from diffclip.maps.attend import write_arrays
     from diffclip.report.attention import attend_figures, model_view, write_figures

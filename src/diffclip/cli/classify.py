@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffclip.cli.console import Device, ModelName, print_table, read_images, say_skipped, show_progress
+from diffclip.cli.console import (
+    Device,
+    ModelName,
+    print_table,
+    read_images,
+    say_loading,
+    say_skipped,
+    show_progress,
+)
 from diffclip.errors import Fault, InputError
 from diffclip.files import printable, read_text
 from diffclip.sources.load import Loaded, load_with_origin, pick_device
@@ -47,6 +55,7 @@ def classify(
     from diffclip.data.images import find_images
 
     files = find_images(images)
+    say_loading([model])
     chosen_device = pick_device(device)
     loaded = load_with_origin(model, model_name)
     loaded.model.to(chosen_device)

@@ -95,6 +95,12 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def say_loading(sources: Iterable[str]) -> None:
+    """Tell a person at a terminal that PyTorch and models are loaded, which takes seconds."""
+    if sys.stderr.isatty():
+        say(f"diffclip: loading PyTorch and {', '.join(map(printable, sources))}")
+
+
 def say_skipped(items: str, faults: Sequence[Fault]) -> None:
     """Print on stderr that `items` were skipped, with the first few `faults`. Print nothing if there is no fault."""
     if not faults:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from diffclip.cli.console import Device, ModelName, say, say_skipped, show_progress
+from diffclip.cli.console import Device, ModelName, say, say_loading, say_skipped, show_progress
 from diffclip.data.published_sets import BUILT_IN, set_folder
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group, unknown_name
 from diffclip.files import check_writable
@@ -95,6 +95,7 @@ def evaluate(
         find_model(source)
     if data is not None and data not in BUILT_IN:
         set_folder(data, data_root)
+    say_loading(sources)
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets, run_entries
     from diffclip.training.logging import duration

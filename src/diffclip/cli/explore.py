@@ -9,6 +9,7 @@ import typer
 
 from diffclip.cli.console import say
 from diffclip.errors import InputError, require_group
+from diffclip.files import printable
 from diffclip.sources.load import load_with_origin
 from diffclip.sources.registry import MODEL_HELP, find_model
 
@@ -46,6 +47,7 @@ def explore(
     if auth is not None and not (name and colon and password):
         raise InputError("--auth has no name or no password: write it as NAME:PASSWORD")
     require_group("web", "gradio", "matplotlib")
+    print(f"explore: loading PyTorch and {', '.join(map(printable, sources))}", flush=True)
     from diffclip.web.server import pick_port, serve, serve_in_background
 
     port = pick_port(host, port)

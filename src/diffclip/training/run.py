@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import diffclip
 from diffclip.attention.dispatch import resolve_backend
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
@@ -96,6 +97,11 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         first = fabric.global_rank == 0
         if first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
+        if first and diffclip.THREADS_SPIN and hardware.accelerator == "cpu":
+            _say(
+                "torch was imported before diffclip, so its threads spin while they wait, which can make steps several "
+                "times slower: import diffclip first, or set OMP_WAIT_POLICY=PASSIVE"
+            )
         if recipe.attention_backend == "auto":
             # another backend adds in another order, which would break exact resume
             name = _resolve_backend(recipe, run, resume, fabric) if first else ""
