@@ -13,12 +13,11 @@ from masked_sets import animals, write_class_set, write_masked
 from typer.testing import CliRunner
 
 from diffclip.cli.attend import MethodName
-from diffclip.cli.evaluate import SuiteName, TaskName
+from diffclip.cli.evaluate import SuiteName
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import outcome_key, read_outcomes
-from diffclip.evaluation.run import TASKS
 from diffclip.evaluation.suite import SUITES
 from diffclip.maps.view import METHODS
 
@@ -91,7 +90,6 @@ def test_narrow_table_shows_all_models_but_no_verdict(
 
 def test_option_choices_match_suites_tasks_and_methods():
     assert get_args(SuiteName) == tuple(SUITES)
-    assert set(get_args(TaskName)) == set(TASKS)
     assert set(get_args(MethodName)) == set(METHODS)
 
 
