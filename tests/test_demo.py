@@ -42,11 +42,15 @@ from diffclip.cli.main import app
 assert CliRunner().invoke(app, ["demo", "--help"]).exit_code == 0
 create_model("DiffCLIP-ViT-B-16")
 """
+PLUGIN_PAGE = Path(__file__).parents[1] / "docs" / "plugin.md"
 SMALLER = """
+import sys
 import diffclip.demo
 from diffclip.cli.main import main
 
 SMALL = ["batch_size=64", "architecture.vision.patch_size=16"]
+if "--plugin" in sys.argv:  # no model has to learn
+    SMALL += ["epochs=1", "warmup_epochs=0"]
 diffclip.demo._TRAIN, diffclip.demo._VAL, diffclip.demo._TEST = 2000, 100, 300
 read = diffclip.demo.read_recipe
 diffclip.demo.read_recipe = lambda name, changes: read(name, [*changes, *SMALL])
@@ -60,9 +64,10 @@ def test_the_package_imports_only_its_required_distributions(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def demo(folder: Path) -> subprocess.CompletedProcess[str]:
+def demo(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Run a smaller demo with only the distributions that `diffclip[train]` requires."""
-    command = [sys.executable, "-c", 'EXTRAS = ["train"]' + HIDE + SMALLER, "demo", "--folder", str(folder)]
+    program = 'EXTRAS = ["train"]' + HIDE + SMALLER
+    command = [sys.executable, "-c", program, "demo", "--folder", str(folder), *more]
     return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, timeout=3000)
 
 
@@ -96,3 +101,16 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_reused(tmp_path: Pa
     assert second.returncode == 0, second.stderr[-2000:]
     assert second.stdout.count("reusing") == 1  # the scenes; finished runs are left as they are
     assert (tmp_path / "demo" / "CLIP" / "checkpoints" / "last").readlink() == checkpoint
+
+
+@pytest.mark.slow(minutes=1)
+def test_the_demo_trains_the_model_of_a_plugin_beside_both(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(re.findall(r"^```python\n(.*?)^```$", PLUGIN_PAGE.read_text(), re.S | re.M)[0])
+    done = demo(tmp_path / "demo", "--plugin", str(plugin), "--seeds", "2")
+    assert done.returncode == 0, done.stderr[-2000:]
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "CLIP, DiffCLIP and CLIP-relu on the built-in scenes" in page
+    for text in (page, done.stdout):
+        assert "CLIP-relu" in text
+        assert "One run each" not in text

@@ -244,6 +244,8 @@ VARIANTS: dict[str, Variant] = {
     ),
 }
 
+BUILT_IN_VARIANTS = tuple(VARIANTS)
+
 
 def register_variant(
     name: str,

@@ -1,6 +1,7 @@
-"""The demonstration: draw scenes, train CLIP and DiffCLIP on them, evaluate both, and write one page.
+"""The demonstration: draw scenes, train CLIP, DiffCLIP and the models of plugins on them, evaluate all, and write one
+page.
 
-Both models have the same init (`matched`), data order and budget. Finished parts are reused.
+All models have the same init (`matched`), data order and budget. Finished parts are reused.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
 
+from diffclip.config import BUILT_IN_VARIANTS, VARIANTS
 from diffclip.data.evaluation_sets import open_set
 from diffclip.data.workers import Progress
+from diffclip.errors import InputError
 from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
+from diffclip.plugins import loaded_plugins
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.names import percent
 from diffclip.report.page import Extra, write_report
@@ -54,22 +58,29 @@ def run_demo(
     with showing("scenes") as progress:
         drawn = write_scenes(scenes, **sizes, seed=0, workers=2, progress=progress)
     say(f"scenes: {'drawn in' if drawn else 'reusing'} {scenes} ({_TRAIN + _VAL + _TEST:,} captioned images)")
+    own = [name for name in VARIANTS if name not in BUILT_IN_VARIANTS]
+    if loaded_plugins() and not own:
+        raise InputError(
+            "no plugin names a model to train: add diffclip.register_variant(…), or leave --plugin out"
+        )
     runs = []
-    for seed, model in product(range(seeds), MODELS):
+    compared = (*MODELS, *own)
+    for seed, model in product(range(seeds), compared):
         runs.append(folder / (model if seed == 0 else f"{model}-s{seed}"))
         train_on_scenes(runs[-1], scenes, model, seed, say)
     records = [record for run in runs for record in _evaluate(run, scenes, say)]
-    models = {run.name: load(run / "checkpoints" / "best") for run in runs[: len(MODELS)]}
+    models = {run.name: load(run / "checkpoints" / "best") for run in runs[: len(compared)]}
+    with_maps = {name: bundle for name, bundle in models.items() if bundle[0].config.vision.layer.has_maps()}
     test = open_set(scenes / "captions", "test")
     page = write_report(
         runs,
         folder / "report.html",
-        title="CLIP and DiffCLIP on the built-in scenes",
+        title=f"{', '.join(compared[:-1])} and {compared[-1]} on the built-in scenes",
         command=shlex.join(["diffclip", "demo", "--folder", str(folder), "--seeds", str(seeds)]),
         extras=[
             Extra("Not learned", _not_learned(records), []),
             retrieval_examples(models, test, _EXAMPLES),
-            attention_examples(models, test, _ATTENTION_IMAGES),
+            attention_examples(with_maps, test, _ATTENTION_IMAGES),
         ],
     )
     return page, records

@@ -25,7 +25,7 @@ def subject(variant: str = "DiffCLIP", seed: int = 0, spread: float = 1.0, **vis
     model = CLIP(variant_config(variant, WORDED | {"vision": WORDED["vision"] | vision}), seed=seed).eval()
     with torch.no_grad():
         for layer in model.attention_layers()["visual"]:
-            layer.qkv.weight.mul_(spread)
+            (layer.part_qkv if hasattr(layer, "part_qkv") else layer.qkv).weight.mul_(spread)
     config = model.config
     preprocess = EvalTransform(config.vision.image_size, config.preprocess)
     return Loaded(model, preprocess, Tokenizer(config.text), variant, f"{variant} seed {seed}", seed)

@@ -16,7 +16,8 @@ from diffclip.maps.recording import recording
 
 OF_BOTH = {"A1 sink_ratio", "A2 sink_ratio", "A1 entropy", "A2 entropy"}
 OF_ALL = {"attention sink_ratio", "attention entropy", "sink_value_norm", "high_norm_share"}
-OF_TWO = OF_BOTH | {"negative_weight", "map_correlation", "gradient_cosine"}
+OF_ALL |= {"head_redundancy", "output_redundancy"}
+OF_TWO = OF_BOTH | {"negative_weight", "map_correlation", "noise_correlation", "gradient_cosine"}
 
 
 def made(variant):
@@ -38,13 +39,14 @@ def scores_of(loaded, folder):
         ("CLIP-gated-registers", 4, set()),
         ("DiffCLIP", 2, OF_TWO),
         ("DiffCLIP-v2", 4, OF_TWO),
+        ("DiffCLIP-lambda0", 2, set()),
     ],
 )
 def test_every_variant_has_the_measures_that_apply(folder, variant, heads, own):
     scores = scores_of(made(variant), folder)
     headlines = OF_ALL | own
     layers = {f"{name}/{layer}" for name in headlines for layer in (1, 2)}
-    by_head = {"attention sink_ratio", "map_correlation"} & headlines
+    by_head = {"attention sink_ratio", "map_correlation", "noise_correlation"} & headlines
     single = {
         f"{name}/{layer}.{head}" for name in by_head for layer in (1, 2) for head in range(1, heads + 1)
     }
@@ -96,6 +98,12 @@ def test_scores_equal_the_formulas(folder, monkeypatch):
     assert scores["high_norm_share"].value == pytest.approx(high.mean())
     assert 0 < high.mean() < 0.5
     correlation = np.stack([map_correlation(layer).numpy() for layer in layers], axis=1)
+    maps = [(layer.first - layer.lam * layer.second).flatten(2).numpy() for layer in layers]
+    cosines = [
+        (m[:, 0] * m[:, 1]).sum(-1) / np.linalg.norm(m[:, 0], axis=-1) / np.linalg.norm(m[:, 1], axis=-1)
+        for m in maps
+    ]
+    assert scores["head_redundancy"].value == pytest.approx(np.mean(cosines), rel=1e-4)
     assert scores["map_correlation/1.2"].value == pytest.approx(correlation[:, 0, 1].mean(), abs=1e-4)
 
 
@@ -110,6 +118,7 @@ def test_equal_maps_get_equal_gradients_and_opposed_maps_opposed_ones(folder, si
     scores = scores_of(loaded, folder)
     assert scores["gradient_cosine"].value == pytest.approx(cosine, abs=0.02)
     assert scores["map_correlation"].value == pytest.approx(cosine, abs=0.02)
+    assert scores["noise_correlation"].value == pytest.approx(cosine, abs=0.02)
     if sign == 1:  # λ is below 1
         negative = scores["negative_weight"]
         assert negative.low == negative.value == 0 < negative.high  # Wilson's interval of equal outcomes
@@ -129,3 +138,22 @@ def test_classes_and_captions_serve_as_texts_and_one_patch_is_refused(tmp_path):
     results = run(made("DiffCLIP"), *entries)
     assert [bool(result.error) for result in results] == [False, False, False, True]
     assert results[2].records[0].classes == 3
+
+
+def test_equal_heads_are_redundant_in_maps_and_outputs(folder):
+    loaded = made("CLIP")
+    with torch.no_grad():
+        for layer in loaded.model.attention_layers()["visual"]:
+            size = layer.head_dim
+            rows = layer.qkv.weight.view(3, 4, size, 32)
+            rows[:, 1:] = rows[:, :1]
+            columns = layer.out_proj.weight.view(32, 4, size)
+            columns[:, 1:] = columns[:, :1]
+    scores = scores_of(loaded, folder)
+    assert scores["head_redundancy"].value == pytest.approx(1)
+    assert scores["output_redundancy"].value == pytest.approx(1)
+    with torch.no_grad():
+        for layer in loaded.model.attention_layers()["visual"]:
+            layer.out_proj.weight.view(32, 4, layer.head_dim)[:, 2:] *= -1
+    # of six pairs, two point the same way and four the opposite way
+    assert scores_of(loaded, folder)["output_redundancy"].value == pytest.approx(-1 / 3)

@@ -107,6 +107,11 @@ class SelfAttention(nn.Module, ABC):
         self.out_proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
 
     @classmethod
+    def has_maps(cls) -> bool:
+        """Tell whether the layer defines `attend_through_maps`."""
+        return cls.attend_through_maps is not SelfAttention.attend_through_maps
+
+    @classmethod
     def check_heads(cls, width: int, heads: int) -> None:
         """Raise `InputError` if the layer cannot have these sizes."""
         if width % heads:

@@ -37,6 +37,8 @@ def demo(
 
     Example: diffclip demo --folder runs/demo
 
+    With --plugin mine.py, the models that the plugin registers are trained and shown beside them.
+
     A second call reuses finished parts. One seed takes five to nine minutes on 2 CPU cores.
     """
     require_group("train", "lightning", "tensorboard")

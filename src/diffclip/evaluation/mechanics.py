@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diffclip.attention.heads import by_head
 from diffclip.attention.module import AttentionMaps
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.evaluation.embed import Setting, check_embeddings
@@ -32,12 +31,18 @@ from diffclip.maps.recording import images_at_once, recording
 from diffclip.model import CLIP
 
 HIGH_NORM = 3.0
+NOISE = 0.1
+"""Standard deviation of the noise for `noise_correlation`, in pixel values from 0 to 1."""
 SINK_RATIO = "sink_ratio"
-_BY_HEAD = (("attention", SINK_RATIO), (None, "map_correlation"))
-_UNIFORM = {SINK_RATIO: 1.0, "sink_value_norm": 1.0, "entropy": 1.0, "map_correlation": 0.0}
+_BY_HEAD = (("attention", SINK_RATIO), (None, "map_correlation"), (None, "noise_correlation"))
+_UNIFORM = {
+    **dict.fromkeys((SINK_RATIO, "sink_value_norm", "entropy", "head_redundancy"), 1.0),
+    **dict.fromkeys(("map_correlation", "noise_correlation"), 0.0),
+}
+_SIGNED = ("map_correlation", "noise_correlation", "gradient_cosine", "head_redundancy", "output_redundancy")
 _BOUNDS: dict[str, Bounds] = {
     **dict.fromkeys(("entropy", "high_norm_share", "negative_weight"), SHARE),
-    **dict.fromkeys(("map_correlation", "gradient_cosine"), (-1.0, 1.0)),
+    **dict.fromkeys(_SIGNED, (-1.0, 1.0)),
 }
 
 _Measures = dict[tuple[str | None, str], Tensor]  # by map and metric; map None: it belongs to no single map
@@ -55,19 +60,29 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     limit = images_at_once(model)
     for batch in setting.batches():
         texts = features[[numbers[position] for position in batch.positions]].clone()
-        for images, text in zip(torch.split(batch.images, limit), torch.split(texts, limit), strict=True):
-            for key, values in _measure(model, images.to(text), text).items():
+        parts = (
+            torch.split(tensor, limit) for tensor in (batch.images, texts, torch.tensor(batch.positions))
+        )
+        for images, text, positions in zip(*parts, strict=True):
+            images = images.to(text)
+            table = _measure(model, images, text)
+            if model.config.vision.is_differential:
+                stds = torch.tensor(setting.preprocess.preprocess.std)[:, None, None]
+                noise = _draw_noise(positions.tolist(), images.shape[1:]) / stds
+                table[None, "noise_correlation"] = _noise_correlation(model, images, noise.to(images))
+            for key, values in table.items():
                 measured[key].append(values.detach().double().cpu())
-    table: dict[MapMetric, Tensor] = {}
-    for key, parts in measured.items():
-        values = torch.cat(parts)
+    metrics: dict[MapMetric, Tensor] = {}
+    for key, batches in measured.items():
+        values = torch.cat(batches)
         layers = values.mean(2) if values.ndim == 3 else values
-        table |= by_layer(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
+        metrics |= by_layer(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
     uniform, bounds = (lambda key: _UNIFORM.get(key.metric)), (lambda key: _BOUNDS.get(key.metric))
-    scores = [_ratio(score) for score in map_scores(table, uniform, bounds)]
+    scores = [_ratio(score) for score in map_scores(metrics, uniform, bounds)]
     method = (
         "vision tower, all tokens; means over layers and heads unless one is named; high norm: above "
-        f"{HIGH_NORM:g} times the median patch; gradients of the cosine of image and own text"
+        f"{HIGH_NORM:g} times the median patch; gradients of the cosine of image and own text; noise: "
+        f"Gaussian, {NOISE:g} of the pixel range, two draws an image"
     )
     return with_facts(scores, protocol=method)
 
@@ -79,7 +94,7 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
     """
     differential = model.config.vision.is_differential
     with (
-        _watching(model) as (projected, tokens),
+        _watching(model) as (contributions, tokens),
         recording(model, "visual", gradients=differential, norm="graph") as maps,
         torch.set_grad_enabled(differential),
     ):
@@ -88,17 +103,21 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
         check_embeddings(embedded.detach(), "images")
         alignment = _gradient_cosine((embedded * texts).sum(), maps, images) if differential else None
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
-    for layer, qkv, outputs in zip(maps, projected, tokens, strict=True):
+    for layer, heads, outputs in zip(maps, contributions, tokens, strict=True):
         second = {} if layer.second is None else {"A1": layer.first, "A2": layer.second}
         for name, full in {"attention": layer.combined, **second}.items():
             received = full.abs().mean(-2)
             median = received.median(-1).values.clamp_min(1e-12)
             measured[name, SINK_RATIO].append((received.amax(-1) / median).log())
             measured[name, "entropy"].append(measures.entropy(full).mean(-1))
-        values = qkv.detach().float().chunk(3, dim=-1)[2]
-        lengths = by_head(values, layer.combined.shape[1]).norm(dim=-1)  # [B, H, N]
-        sink = layer.combined.abs().mean(-2).argmax(-1, keepdim=True)
-        measured[None, "sink_value_norm"].append(lengths.gather(-1, sink)[..., 0] / lengths.mean(-1))
+        if layer.values is not None:
+            lengths = layer.values.detach().float().norm(dim=-1)  # [B, H, N]
+            sink = layer.combined.abs().mean(-2).argmax(-1, keepdim=True)
+            measured[None, "sink_value_norm"].append(lengths.gather(-1, sink)[..., 0] / lengths.mean(-1))
+        if (count := layer.combined.shape[1]) > 1:
+            measured[None, "head_redundancy"].append(_mean_cosine(layer.combined.detach().flatten(2)))
+            split = _contributions(*heads, count)
+            measured[None, "output_redundancy"].append(_mean_cosine(split.transpose(1, 2)).mean(-1))
         patches = patch_part(outputs.detach().float().norm(dim=-1))
         high = patches > HIGH_NORM * patches.median(-1, keepdim=True).values
         measured[None, "high_norm_share"].append(high.double().mean(-1))
@@ -125,18 +144,61 @@ def _gradient_cosine(y: Tensor, maps: Sequence[AttentionMaps], images: Tensor) -
     return torch.stack(cosines, dim=1)
 
 
+def _mean_cosine(vectors: Tensor) -> Tensor:
+    """Compute the mean cosine of all pairs of the vectors [..., H, D]: [...]."""
+    unit = F.normalize(vectors, dim=-1)
+    count = vectors.shape[-2]
+    # the sum of the cosines of all pairs, both orders and each vector with itself, is |Σ unit|²
+    return (unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))) / (count * (count - 1))
+
+
+def _contributions(heads: Tensor, weight: Tensor, count: int) -> Tensor:
+    """Return what each of `count` heads adds to the residual stream, [B, H, N, C]: its part of `heads` [B, N, C], side
+    by side, through its columns of the output projection `weight` [C, C]. Outputs of heads have no common basis."""
+    columns = weight.float().unflatten(1, (count, -1))
+    return torch.einsum("bnhe,che->bhnc", heads.float().unflatten(2, (count, -1)), columns)
+
+
+def _draw_noise(positions: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Draw two disturbances of each image, by its position in the set: [B, 2, 3, S, S]."""
+    generators = (torch.Generator().manual_seed(position) for position in positions)
+    return NOISE * torch.stack([torch.randn(2, *shape, generator=generator) for generator in generators])
+
+
+def _noise_correlation(model: CLIP, images: Tensor, noise: Tensor) -> Tensor:
+    """Compute the correlation of the changes of A1 and of A2 from one disturbance `noise` [B, 2, 3, S, S] of the images
+    [B, 3, S, S] to another: [B, L, H]. Rows of a change have the sum 0, so the correlation is a cosine.
+
+    What A1 and A2 share is mostly the image. Only what changes with the noise is noise that the subtraction can cancel.
+    """
+    with recording(model, "visual") as maps:
+        for draw in range(2):
+            model.encode_image(images + noise[:, draw])
+    layers = len(maps) // 2
+    cosines = []
+    for first, second in zip(maps[:layers], maps[layers:], strict=True):
+        assert first.second is not None
+        assert second.second is not None
+        changes = (first.first - second.first).flatten(2), (first.second - second.second).flatten(2)
+        cosines.append(F.cosine_similarity(*changes, dim=-1, eps=1e-30))
+    return torch.stack(cosines, dim=1)
+
+
 @contextmanager
-def _watching(model: CLIP) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Collect the queries, keys and values [B, N, 3·C] of each layer, and the tokens after it [B, N, C]."""
-    projected: list[Tensor] = []
+def _watching(model: CLIP) -> Iterator[tuple[list[tuple[Tensor, Tensor]], list[Tensor]]]:
+    """Collect, for each layer, the heads' outputs side by side [B, N, C] with the weight of the projection that follows
+    them, and the tokens after the layer [B, N, C]."""
+    heads: list[tuple[Tensor, Tensor]] = []
     tokens: list[Tensor] = []
     with ExitStack() as hooks:
         for block in model.visual.blocks:
             hooks.enter_context(
-                block.attn.qkv.register_forward_hook(lambda _, __, out: projected.append(out))
+                block.attn.out_proj.register_forward_hook(
+                    lambda layer, given, _: heads.append((given[0].detach(), layer.weight.detach()))
+                )
             )
             hooks.enter_context(block.register_forward_hook(lambda _, __, out: tokens.append(out)))
-        yield projected, tokens
+        yield heads, tokens
 
 
 def _ratio(score: Score) -> Score:

@@ -48,6 +48,7 @@ _LOWER_IS_BETTER = ("attack_success", "background10", "deletion_auc", "drop", "l
 _DESCRIBING = (
     *("class_token", "effective_patches", "entropy", "map_correlation", "top10", "yes_ratio"),
     *("gradient_cosine", "high_norm_share", "negative_weight", "sink_ratio", "sink_value_norm"),
+    *("head_redundancy", "noise_correlation", "output_redundancy"),
 )
 _DIFFERS = {"data": "training data", "steps": "training steps", "init": "init", "count": "test items"}
 _MINUS = " - "

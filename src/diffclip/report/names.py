@@ -75,6 +75,9 @@ METRICS = {
     "gradient_cosine": "cosine of the gradients of A1 and A2",
     "lambda": "λ",
     "map_correlation": "correlation of A1 and A2",
+    "noise_correlation": "correlation of the changes of A1 and A2 with noise",
+    "head_redundancy": "cosine of the heads' maps",
+    "output_redundancy": "cosine of the heads' outputs",
     "step_seconds": "seconds per step",
     "peak_memory": "peak memory (bytes)",
 }
@@ -101,6 +104,7 @@ ASIDE = ("training", "cost")  # tasks without an evaluation set
 _NOT_SHARES = (
     *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
     *("gradient_cosine", "sink_ratio", "sink_value_norm"),
+    *("head_redundancy", "noise_correlation", "output_redundancy"),
 )
 
 
