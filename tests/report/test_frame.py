@@ -19,13 +19,13 @@ NOISY = {"corruption": "noise", "severity": 3}
     [
         (("retrieval", "flickr8k", "image_retrieval_recall@5"), {}, "text→image R@5, Flickr8k"),
         (("mmvp", "mmvp", "pair_accuracy/Texts"), {}, "minimal pairs: pair accuracy: Texts, MMVP-VLM"),
-        (("six-tasks", "image retrieval", "average"), {"of": ("flickr8k",)}, "Image retrieval R@5, Flickr8k"),
+        (("six-tasks", "image retrieval", "average"), {"of": ("flickr8k",)}, "image retrieval R@5, Flickr8k"),
         (
             ("six-tasks", "zero-shot", "average"),
             {"of": ("cifar10", "pets, val")},
-            "Zero-shot top-1, mean of CIFAR-10 and Pets (val)",
+            "zero-shot top-1, mean of CIFAR-10 and Pets (val)",
         ),
-        (("six-tasks", "few-shot", "average"), {"of": tuple("abcd")}, "Few-shot accuracy, mean of 4 sets"),
+        (("six-tasks", "few-shot", "average"), {"of": tuple("abcd")}, "few-shot accuracy, mean of 4 sets"),
         (("sugarcrepe", "sugarcrepe", "swap_obj"), {}, "SugarCrepe swap obj, COCO val2017"),
         (("focus", "scenes", "auroc"), ON_A_HEAD, "focus: area under ROC, scenes, A1, layer 2, head 3"),
         (("zero-shot", "cifar10", "acc1"), NOISY, "zero-shot top-1, CIFAR-10, noise 3"),
@@ -85,7 +85,7 @@ def test_single_sets_replace_averages_over_different_sets():
     frame = results_from(records).records
     labels = measures_of(frame).loc[headlines(frame), "label"]
     assert list(labels) == [
-        "Few-shot accuracy, CIFAR-10",
+        "few-shot accuracy, CIFAR-10",
         *(f"zero-shot top-1, {name}" for name in ("CIFAR-10", "Caltech-101", "Pets")),
     ]
 
@@ -109,7 +109,7 @@ def test_labels_name_splits_and_templates_if_there_are_several():
         make_record(ABOUT | {"model": f"CLIP-{n}"}, *average, templates=n, of=(str(n),)) for n in (7, None)
     ]
     labels = measures_of(results_from(mixed).records)["label"]
-    assert list(labels) == ["Zero-shot top-1, 7", "Zero-shot top-1, None"]
+    assert list(labels) == ["zero-shot top-1, 7", "zero-shot top-1, None"]
 
 
 def test_equal_model_names_get_suffixes_and_equal_records_count_once():

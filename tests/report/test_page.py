@@ -68,7 +68,7 @@ def test_study_page_has_headline_forest_and_table_and_folds_the_rest(report, tmp
         "How it was made",
     }
     assert sections < set(folded)
-    assert 'class="short better"' in source
+    assert 'class="short text better"' in source
     assert "diffclip report study" in text
 
 

@@ -1,13 +1,12 @@
-"""Intervals and tests: over items (one trained model), and over training seeds (a method).
+"""Intervals and tests: over items (one trained model), and over training runs (a method).
 
-An interval or test over items holds for these trained weights and other test items. Only a comparison over seeds
-(`compare_arms`) holds for methods. Values are fractions; tests are two-sided unless they say otherwise.
+An interval or test over items holds for these trained weights and other test items. Only a comparison over runs
+(`compare_runs`) holds for methods. Values are fractions; tests are two-sided unless they say otherwise.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,15 +21,10 @@ if TYPE_CHECKING:
 
 ALPHA = 0.05
 POWER = 0.8
-MARGIN = 0.01
-"""Differences within one point count as equivalent."""
 Interval = tuple[float, float]
 SHARE: Interval = (0.0, 1.0)
 Bounds = Interval | None
-Contrast = tuple[str, str]
-"""(model, baseline)."""
 
-_TESTS = ("low", "high", "p", "p_paired", "p_max_t", "p_equivalent", "detectable")
 _RESAMPLES = 1000
 _PERMUTATIONS = 9999
 _WEIGHTS_AT_ONCE = 1 << 22  # 32 MiB
@@ -282,130 +276,6 @@ def detectable(sd: float, runs: int, paired: bool, comparisons: int = 1) -> floa
     return float(effect) * sd * math.sqrt(2 if paired else 1)
 
 
-def run_sd(values: pd.DataFrame) -> tuple[float, int]:
-    """Return the standard deviation of runs within arms, pooled over arms, and its degrees of freedom.
-
-    Args:
-        values: columns `model`, `seed` and `value`; several values of a run (draws) are averaged.
-    """
-    runs = values.dropna(subset=["seed", "value"]).groupby(["model", "seed"])["value"].mean()
-    deviations = runs - runs.groupby("model").transform("mean")
-    df = len(runs) - runs.index.get_level_values("model").nunique()
-    return (math.sqrt(float((deviations**2).sum()) / df), df) if df else (math.nan, 0)
-
-
-def _is_constant(values: NDArray[np.float64]) -> bool:
-    return float(np.ptp(values)) <= 1e-12
-
-
-def _constant(difference: float, margin: float | None) -> RunTest:
-    is_equal = abs(difference) <= 1e-12
-    p_equivalent = math.nan if margin is None else float(abs(difference) >= margin)
-    return RunTest(difference, difference, difference, float(is_equal), p_equivalent)
-
-
-# Over training seeds
-
-
-def compare_arms(
-    values: pd.DataFrame,
-    contrasts: Sequence[Contrast],
-    primary: Contrast | None = None,
-    margin: float = MARGIN,
-) -> pd.DataFrame:
-    """Compare models over training seeds by a linear model with pooled residual, `value ~ model + seed`.
-
-    Args:
-        values: columns `model`, `seed`, `value`; several values of a model and seed (draws) are averaged.
-        contrasts: pairs (model, against).
-        primary: the pre-declared contrast, tested at 5 %; all others are corrected (Holm).
-        margin: differences inside ±margin count as equivalent.
-
-    Returns:
-        A row per contrast: model, against, seeds (that both have), difference, low, high, p (t test on the pooled
-        residual), p_holm, p_paired (paired t test of the two models), p_max_t (max-T permutation within seeds over
-        all contrasts), p_equivalent (two one-sided tests), detectable (difference found with 80 % power), primary,
-        verdict. Without two seeds in common the tests are NaN and the verdict is "one run".
-    """
-    import pandas as pd
-    from scipy import stats
-
-    table = _by_seed(values)
-    fit = _fit(table)
-    max_t = _max_t(table, contrasts)
-    rows = []
-    for model, against in contrasts:
-        treated, baseline = table.reindex([model, against]).dropna(axis=1).to_numpy()
-        row: dict[str, Any] = {"model": model, "against": against, "primary": (model, against) == primary}
-        row["seeds"] = len(treated)
-        row["difference"] = float((treated - baseline).mean()) if len(treated) else math.nan
-        row |= dict.fromkeys(_TESTS, math.nan)
-        if len(treated) > 1 and fit is not None:
-            signs = {f"C(model)[{model}]": 1.0, f"C(model)[{against}]": -1.0}
-            test = fit.t_test([signs.get(term, 0.0) for term in fit.params.index])
-            difference, error, df = test.effect.item(), test.sd.item(), float(fit.df_resid)
-            row["difference"] = difference
-            row["low"], row["high"] = test.conf_int(ALPHA)[0].tolist()
-            if error > 1e-12:
-                row["p"] = float(test.pvalue)
-                row["p_paired"] = float(stats.ttest_rel(treated, baseline).pvalue)
-                row["p_max_t"] = max_t.get((model, against), math.nan)
-                row["p_equivalent"] = float(stats.t.sf((margin - abs(difference)) / error, df))
-                row["detectable"] = detectable_difference(error, df)
-        rows.append(row)
-    return with_verdicts(pd.DataFrame(rows))
-
-
-def with_verdicts(comparisons: pd.DataFrame) -> pd.DataFrame:
-    """Correct the p-values of all rows except primary ones together (Holm), and set `verdict`.
-
-    "better" or "worse": p (in a secondary row `p_holm`) below 5 %; "equivalent": `p_equivalent` below 5 %;
-    "one run": fewer than two seeds; else "undecided". To correct over several measures, call it on all their rows.
-    """
-    from statsmodels.stats.multitest import multipletests
-
-    rows = comparisons.copy()
-    rows["p_holm"] = rows["p"].where(rows["primary"], math.nan)
-    secondary = ~rows["primary"] & rows["p"].notna()
-    if secondary.any():
-        rows.loc[secondary, "p_holm"] = multipletests(rows.loc[secondary, "p"].to_numpy(), method="holm")[1]
-    differ = rows["p_holm"] < ALPHA
-    conditions = [rows["seeds"] < 2, differ & (rows["difference"] > 0), differ, rows["p_equivalent"] < ALPHA]
-    rows["verdict"] = np.select(conditions, ["one run", "better", "worse", "equivalent"], "undecided")
-    return rows
-
-
-def residual_sd(values: pd.DataFrame) -> tuple[float, float]:
-    """Return the pooled residual standard deviation of `value ~ model + seed` and its degrees of freedom.
-
-    NaN and 0 without degrees of freedom. Two models with two seeds in common have one.
-    """
-    fit = _fit(_by_seed(values))
-    return (math.nan, 0.0) if fit is None else (math.sqrt(float(fit.scale)), float(fit.df_resid))
-
-
-def detectable_difference(error: float, df: float) -> float:
-    """Return the true difference that a t test finds in 80 % of all cases.
-
-    Args:
-        error: standard error of the difference; sd·√(2/n) for n seeds of two arms with residual `sd`.
-        df: degrees of freedom of the residual.
-    """
-    from scipy.optimize import brentq
-
-    return float(brentq(lambda x: power(x, error, df) - POWER, 1e-9 * error, 1e3 * error))
-
-
-def power(difference: float, error: float, df: float) -> float:
-    """Return the chance that a t test finds a true `difference` with standard error `error` (noncentral t)."""
-    from scipy import stats
-
-    limit = stats.t.ppf(1 - ALPHA / 2, df)
-    alternative = stats.nct(df, difference / error)
-    probability = float(alternative.sf(limit) + alternative.cdf(-limit))
-    return 1.0 if math.isnan(probability) else probability  # SciPy gives NaN for shifts far beyond the limit
-
-
 def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLike) -> float:
     """Return the one-sided p-value of the null hypothesis "the mean over seeds is not above chance".
 
@@ -430,52 +300,23 @@ def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLi
     return float(stats.t.sf((numbers.mean() - chance) / error, df))
 
 
-def _by_seed(values: pd.DataFrame) -> pd.DataFrame:
-    """Return models by seeds, several draws averaged; values without a seed are dropped."""
-    known = values.dropna(subset=["seed", "value"]).astype({"seed": "int64", "value": "float64"})
-    return known.pivot_table(index="model", columns="seed", values="value", aggfunc="mean")
+def run_sd(values: pd.DataFrame) -> tuple[float, int]:
+    """Return the standard deviation of runs within arms, pooled over arms, and its degrees of freedom.
 
-
-def _fit(table: pd.DataFrame) -> Any:
-    """Fit `value ~ model + seed`; None without residual degrees of freedom."""
-    from statsmodels.formula.api import ols
-    from statsmodels.tools.sm_exceptions import SingularMatrixWarning
-
-    if table.shape[0] < 2:
-        return None
-    long = table.stack().dropna().rename("value").reset_index()
-    with warnings.catch_warnings():
-        # raised for models without a seed in common, between which nothing is tested
-        warnings.simplefilter("ignore", SingularMatrixWarning)
-        fit = ols("value ~ 0 + C(model) + C(seed)", long).fit()
-    return fit if fit.df_resid >= 1 else None
-
-
-def _max_t(table: pd.DataFrame, contrasts: Sequence[Contrast]) -> dict[Contrast, float]:
-    """Return p of each contrast by Westfall & Young's max-T: models permuted within seeds, over all contrasts.
-
-    Only seeds that all models of the contrasts have are used; with fewer than two such seeds the result is empty.
+    Args:
+        values: columns `model`, `seed` and `value`; several values of a run (draws) are averaged.
     """
-    models = sorted({name for contrast in contrasts for name in contrast} & set(table.index))
-    block = table.loc[models].dropna(axis=1).to_numpy(np.float64)
-    arms, seeds = block.shape
-    rows = {name: row for row, name in enumerate(models)}
-    known = [contrast for contrast in contrasts if rows.keys() >= set(contrast)]
-    if seeds < 2 or arms < 2 or not known:
-        return {}
-    first, second = (np.array([rows[contrast[side]] for contrast in known]) for side in (0, 1))
-    centered = block - block.mean(axis=0)
+    runs = values.dropna(subset=["seed", "value"]).groupby(["model", "seed"])["value"].mean()
+    deviations = runs - runs.groupby("model").transform("mean")
+    df = len(runs) - runs.index.get_level_values("model").nunique()
+    return (math.sqrt(float((deviations**2).sum()) / df), df) if df else (math.nan, 0)
 
-    def statistics(data: NDArray[np.float64]) -> NDArray[np.float64]:
-        means = data.mean(axis=-1)
-        residual = (data**2).sum(axis=(-2, -1)) - seeds * (means**2).sum(axis=-1)
-        error = np.sqrt(np.maximum(residual, 1e-30) / ((arms - 1) * (seeds - 1)) * 2 / seeds)
-        values: NDArray[np.float64] = np.abs(means[..., first] - means[..., second]) / error[..., None]
-        return values
 
-    observed = statistics(centered)
-    generator = np.random.default_rng(0)
-    shuffled = generator.permuted(np.broadcast_to(centered, (_PERMUTATIONS, arms, seeds)), axis=1)
-    largest = statistics(shuffled).max(axis=1)
-    reached = (largest[:, None] >= observed - 1e-12).sum(axis=0)
-    return dict(zip(known, ((reached + 1) / (_PERMUTATIONS + 1)).tolist(), strict=True))
+def _is_constant(values: NDArray[np.float64]) -> bool:
+    return float(np.ptp(values)) <= 1e-12
+
+
+def _constant(difference: float, margin: float | None) -> RunTest:
+    is_equal = abs(difference) <= 1e-12
+    p_equivalent = math.nan if margin is None else float(abs(difference) >= margin)
+    return RunTest(difference, difference, difference, float(is_equal), p_equivalent)

@@ -86,19 +86,21 @@ def forest_chart(
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(False, axis="y")
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # over the grid and the line of zero
+    text: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "bbox": box}
     marks, label_above, y = set(), None, -1.0
     for (_, row), runs in zip(rows.iterrows(), dots, strict=True):
-        color, transform, y = colors[row["arm"]], axes.get_yaxis_transform(), y + 1
+        color, y = colors[row["arm"]], y + 1
         label = contrast_of(row) if by == "arm" else row["label"]
         summary = percent(row["difference"], sign=True)
         summary += f"  {row['verdict']}" if pd.notna(row["test"]) else ""
         if several or len(label + summary) > _LETTERS:  # the measure is named once, in a line of its own
             if not several or row["label"] != label_above:
-                axes.text(0, y - 0.32, label, transform=transform, fontsize=9, color=INK)
+                axes.text(0, y - 0.32, label, fontsize=9, color=INK, **text)
                 label_above, y = row["label"], y + 0.45
             label = row["arm"] if several else ""
-        axes.text(0, y - 0.32, label, transform=transform, fontsize=9, color=MUTED if several else INK)
-        axes.text(1, y - 0.32, summary, transform=transform, fontsize=8.5, ha="right", color=MUTED)
+        axes.text(0, y - 0.32, label, fontsize=9, color=MUTED if several else INK, **text)
+        axes.text(1, y - 0.32, summary, fontsize=8.5, ha="right", color=MUTED, **text)
         if pd.notna(row["margin"]):
             margin = 100 * row["margin"]
             axes.fill_betweenx([y - 0.22, y + 0.3], -margin, margin, color=GRID, alpha=0.8, linewidth=0)

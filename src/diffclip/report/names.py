@@ -144,9 +144,9 @@ def metric_label(row: Mapping[str, Any]) -> str:
 
 
 def measure_label(row: Mapping[str, Any]) -> str:
-    """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "Few-shot accuracy, mean of 9 sets"."""
+    """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "few-shot accuracy, mean of 9 sets"."""
     if row["task"] == SIX_TASKS:
-        name = f"{capitalized(row['dataset'])} {_PANEL_METRICS.get(row['dataset'], row['metric'])}"
+        name = f"{row['dataset']} {_PANEL_METRICS.get(row['dataset'], row['metric'])}"
         sets = [_set_name(one) for one in row["of"] or ()] if isinstance(row.get("of"), (tuple, list)) else []
         if len(sets) > 3:
             return f"{name}, mean of {len(sets)} sets"
