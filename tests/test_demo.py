@@ -91,7 +91,7 @@ def test_the_demo_trains_both_models_far_above_chance_and_is_reused(tmp_path: Pa
         assert {record["model"] for record in records} == {model}
     # one run of each model supports no conclusion
     for text in (page, first.stdout):
-        assert "One run each" in text
+        assert "One training run each" in text
         assert 'class="better"' not in text
         assert 'class="worse"' not in text
     assert not re.search(r"\bbetter\b|\bworse\b|\bp\b", first.stdout)

@@ -84,7 +84,7 @@ def test_narrow_table_shows_all_models_but_no_verdict(
     table, _ = call(model_folder, other_model, "--data", class_set)
     assert max(map(len, table.splitlines())) <= 60
     assert table.count("[") >= 4
-    assert "One run each: another seed or processor can turn this around." in " ".join(table.split())
+    assert "One training run each: another seed or processor can turn this around." in " ".join(table.split())
     assert not {"better", "worse"} & set(table.split())
 
 

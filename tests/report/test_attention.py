@@ -24,8 +24,8 @@ def attended(images: int, texts: int) -> Attended:
     rng = np.random.default_rng(0)
     numbers = rng.random((images, texts), dtype=np.float32)
     maps = rng.random((images, max(texts, 1), 4, 4), dtype=np.float32)
-    spoken = np.tile(np.float32([0.2, 0.1, 0.3]), (images, texts, 1))
-    return Attended(maps, numbers, numbers.copy(), [["a ", "foot", "ball "]] * texts, spoken)
+    spoken = np.tile(np.float32([0.2, 0.1, 0.3, 0.9]), (images, texts, 1))
+    return Attended(maps, numbers, numbers.copy(), [["a ", "foot", "ball ", ": "]] * texts, spoken)
 
 
 def words(figure: Figure) -> list[str]:

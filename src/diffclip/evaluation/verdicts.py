@@ -380,6 +380,8 @@ def _differences(rows: pd.DataFrame, other: pd.DataFrame) -> str:
     for name, words in _DIFFERS.items():
         if name in rows:
             known = [sorted(arm[name].dropna().unique().tolist()) for arm in (rows, other)]
+            if name == "steps":  # the best checkpoint may be an earlier one
+                known = [values[-1:] for values in known]
             if all(known) and known[0] != known[1]:
                 texts.append(f"{words} {' and '.join(_list(values) for values in known)}")
     return "; ".join(texts)

@@ -197,14 +197,18 @@ def map_cells(attended: Attended, number: int, image: Pixels, titles: Sequence[s
 
 
 def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
-    """Return the word with the most relevance, "" if there is none; the last piece of a word ends in a space."""
+    """Return the word with the most relevance, "" if there is none; the last piece of a word ends in a space.
+
+    Punctuation is no word.
+    """
     words = [("", 0.0)]
     for piece, value in zip(pieces, relevance.tolist(), strict=False):
         word, total = words.pop()
         words.append((word + piece, total + value))
         if piece.endswith(" "):
             words.append(("", 0.0))
-    word, total = max(words, key=lambda one: one[1])
+    spelled = [one for one in words if any(letter.isalnum() for letter in one[0])]
+    word, total = max(spelled, key=lambda one: one[1], default=("", 0.0))
     return word.strip() if total > 0 else ""
 
 

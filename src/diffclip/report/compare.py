@@ -127,4 +127,4 @@ def _unconverged(records: pd.DataFrame) -> list[str]:
     probes = records.loc[records["task"] == "linear-probe", ["model", "seed", "draw", "dataset", "protocol"]]
     texts = probes.drop_duplicates()["protocol"].str.extract(r"(\d+) of (\d+) fits stopped")
     stopped, fits = texts.dropna().astype(int).sum()
-    return [f"Linear probe: {stopped} of {fits} fits stopped before they converged."] if stopped else []
+    return [f"Linear probe: {stopped:,} of {fits:,} fits stopped before they converged."] if stopped else []
