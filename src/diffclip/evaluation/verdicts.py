@@ -297,38 +297,26 @@ def _compare(found: pd.DataFrame, endpoint: Endpoint, contrast: Contrast, family
     """Compare two arms at one measure; `verdict` stays open if there is a test."""
     arms = [found[found["model"] == arm] for arm in contrast]
     first = (arms[0] if len(arms[0]) else arms[1]).head(1)
-    fields: dict[str, Any] = {name: getattr(endpoint, name) for name in IDENTITY}
-    for name in IDENTITY if len(first) else ():
-        fields[name] = first[name].iloc[0]
-    runs = [_by_run(rows, family.unit) for rows in arms]
-    row = fields | {"pooled": False, "differs": _differences(*arms), "note": "", "verdict": None}
-    row |= {"n_a": len(runs[0]), "n_b": len(runs[1])}
-    same = set(runs[0].index) == set(runs[1].index)
+    row: dict[str, Any] = {
+        name: first[name].iloc[0] if len(first) else getattr(endpoint, name) for name in IDENTITY
+    }
+    a, b = (_by_run(rows, family.unit) for rows in arms)
+    same = set(a.index) == set(b.index)
     paired = family.test == "paired" or (family.test is None and same)
-    if paired and not same and all(map(len, runs)):
-        shared = runs[0].index.intersection(runs[1].index)
-        without = sum(map(len, runs)) - 2 * len(shared)
-        row["note"] = f"{without} run{'s' * (without > 1)} without a partner left out"
-        runs = [own.loc[shared] for own in runs]
-    first_runs, second_runs = runs[0].sort_index(), runs[1].sort_index()
-    row |= {"n_a": len(first_runs), "n_b": len(second_runs)}
-    row["value"], row["value_against"] = first_runs.mean(), second_runs.mean()
-    row["difference"] = row["value"] - row["value_against"]
-    chance = found["chance"].mean()
-    row["chance"] = chance
-    if not math.isnan(chance) and direction(endpoint.metric):
-        row["at_chance"] = all(_is_at_chance(rows, family.unit, endpoint.metric) for rows in arms)
-    else:
-        row["at_chance"] = False
-    if not all(len(rows) for rows in arms):
-        missing = [name for name, rows in zip(contrast, arms, strict=True) if rows.empty]
-        row["verdict"] = "not measured" if len(missing) == 2 else f"not measured for {missing[0]}"
-        return row
-    if min(row["n_a"], row["n_b"]) < 2:
-        alone = [name for name, own in zip(contrast, runs, strict=True) if len(own) < 2]
-        words = {0: "no run in common", 1: "one run in common"}
-        in_common = words[min(row["n_a"], row["n_b"])] if row["note"] else "one run each"
-        row["verdict"] = in_common if len(alone) == 2 else f"one run of {alone[0]}"
+    shared = a.index.intersection(b.index)
+    left_out = len(a) + len(b) - 2 * len(shared) if paired and len(a) and len(b) else 0
+    if left_out:
+        a, b = a.loc[shared], b.loc[shared]
+    row["note"] = f"{left_out} run{'s' * (left_out > 1)} without a partner left out" if left_out else ""
+    row |= {"n_a": len(a), "n_b": len(b), "value": a.mean(), "value_against": b.mean()}
+    row |= {"difference": row["value"] - row["value_against"], "differs": _differences(*arms)}
+    row["chance"] = found["chance"].mean()
+    has_chance = not math.isnan(row["chance"]) and direction(endpoint.metric) != 0
+    row["at_chance"] = has_chance and all(
+        _is_at_chance(rows, family.unit, endpoint.metric) for rows in arms if len(rows)
+    )
+    row |= {"pooled": False, "verdict": _untested(contrast, *map(len, arms), len(a), len(b))}
+    if row["verdict"]:
         return row
     margin = endpoint.margin
     if isinstance(margin, Share):
@@ -336,27 +324,37 @@ def _compare(found: pd.DataFrame, endpoint: Endpoint, contrast: Contrast, family
     row |= {"margin": margin, "test": "paired" if paired else "welch", "pooled": family.pooled}
     if family.pooled:
         named = {name for pair in family.all_contrasts for name in pair}
-        groups = found[found["model"].isin(named)].groupby("model")
-        pool = [
-            _by_run(rows, family.unit).rename("value").reset_index().assign(model=m) for m, rows in groups
-        ]
-        row |= compare_pooled(_concat(pool), *contrast, paired, margin)._asdict()
+        pool = found[found["model"].isin(named)]
+        runs = pool.groupby(["model", _run_names(pool, family.unit)])["value"].mean().reset_index()
+        test = compare_pooled(runs, *contrast, paired, margin)
     else:
-        row |= compare_runs(first_runs.to_numpy(), second_runs.to_numpy(), paired, margin)._asdict()
-    return row
+        test = compare_runs(a, b.loc[a.index] if paired else b, paired, margin)
+    return row | test._asdict()
 
 
-def _concat(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    import pandas as pd
+def _untested(contrast: Contrast, records_a: int, records_b: int, n_a: int, n_b: int) -> str | None:
+    """Say why two arms are not tested; None if both have two runs."""
+    if not (records_a and records_b):
+        missing = [name for name, count in zip(contrast, (records_a, records_b), strict=True) if not count]
+        return "not measured" if len(missing) == 2 else f"not measured for {missing[0]}"
+    if not n_a:
+        return "no run in common"
+    alone = [name for name, count in zip(contrast, (n_a, n_b), strict=True) if count < 2]
+    if not alone:
+        return None
+    return "one run each" if len(alone) == 2 else f"one run of {alone[0]}"
 
-    return pd.concat(parts, ignore_index=True)
+
+def _run_names(rows: pd.DataFrame, unit: str) -> pd.Series:
+    """Name the run of each record: its seed and fold, or for the unit "fold" its fold."""
+    folds = rows["fold"].astype("string").fillna("")
+    names = folds if unit == "fold" else rows["seed"].astype("string").fillna("?") + "/" + folds
+    return names.rename("run")
 
 
 def _by_run(rows: pd.DataFrame, unit: str) -> pd.Series:
     """Average draws (and for the unit "fold" seeds): one value per run, by its name."""
-    folds = rows["fold"].astype("string").fillna("")
-    names = folds if unit == "fold" else rows["seed"].astype("string").fillna("?") + "/" + folds
-    return rows["value"].astype("float64").groupby(names.rename("run")).mean()
+    return rows["value"].astype("float64").groupby(_run_names(rows, unit)).mean()
 
 
 def _is_at_chance(rows: pd.DataFrame, unit: str, metric: str) -> bool:
