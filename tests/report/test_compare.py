@@ -186,6 +186,16 @@ def test_a_study_that_is_not_whole_is_unfinished_in_every_row(tmp_path):
     assert set(report.table.frame["p"].str.replace(" (primary)", "")) == {"–"}
 
 
+def test_linear_probes_that_did_not_converge_are_told_at_the_top():
+    protocol = "lgssl; 12 of 36 fits stopped after 1000 iterations; ties count against"
+    probes = [
+        run.model_copy(update={"protocol": protocol})
+        for model, values in (("CLIP", B), ("DiffCLIP", A))
+        for run in runs_of(model, values, measure=("linear-probe", "cifar10", "acc1"))
+    ]
+    assert cautions(results_from(probes)) == ["Linear probe: 120 of 360 fits stopped before they converged."]
+
+
 def test_models_of_each_setting_are_compared_with_the_clip_of_it():
     records = [
         record.model_copy(update={"weights": f"{rate}/{record.model}-s{record.seed}/checkpoints/best"})

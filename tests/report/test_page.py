@@ -235,11 +235,13 @@ def test_run_state_is_finished_stopped_or_going(tmp_path, start, silent, state):
 
 def test_run_facts_have_progress_rate_machine_and_command(tmp_path):
     run = make_run(tmp_path / "run")
-    about(run, steps=80, command="diffclip train x", machine={"name": "node1"}, gpus=[{"name": "H200"}] * 2)
+    start = {"machine": {"name": "node1", "memory": 25276063744}, "data": {"sets": ["a", "b"]}}
+    about(run, steps=80, command="diffclip train x", gpus=[{"name": "H200"}] * 2, **start)
     facts = run_facts(read_run(run))
     assert facts["step"] == "40 of 80 (50 %)"
     assert facts["rate"] == "80 samples per second, 2 % of the time waiting for data"
-    assert [facts[name] for name in ("machine", "GPUs")] == ["name node1", "2 × H200"]
+    assert [facts[name] for name in ("machine", "GPUs")] == ["name node1, memory 23.5 GiB", "2 × H200"]
+    assert facts["data"] == "sets a, b"
     assert facts["command"] == "diffclip train x"
 
 
