@@ -1,5 +1,5 @@
 """`python -m diffclip`: the command line."""
 
-from diffclip.cli.main import main
+from diffclip.cli import run
 
-main()
+run()

@@ -1,5 +1,5 @@
 """`python -m diffclip.cli`."""
 
-from diffclip.cli.main import main
+from diffclip.cli import run
 
-main()
+run()

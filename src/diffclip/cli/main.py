@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from contextlib import suppress
 from typing import Annotated, NoReturn
 
@@ -74,6 +75,7 @@ def main() -> NoReturn:
     Exit codes: 0 for success; 2 for bad input and errors of the operating system, 75 for a stopped run and 130 for
     Ctrl-C (with one line on stderr); 1 for anything else.
     """
+    warnings.formatwarning = lambda message, *_, **__: f"diffclip: {message}\n"  # without paths of sources
     try:
         code = app(standalone_mode=False)
         _flush_output()
