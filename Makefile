@@ -51,7 +51,7 @@ test-slow: $(READY)
 test-lowest: $(READY)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \
 		transformers==5.4.0 huggingface_hub==1.5.0 tokenizers==0.22.2
-	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/convert tests/integrations/test_transformers_*.py
+	PYTHONPATH=$(LOWEST) $(RUN) pytest -m "not slow" -n 2 tests/vlm tests/sources tests/integrations/test_transformers_*.py
 
 # Their tests come from the source distributions each time: nothing of them is kept here. PEER=timm_models runs one of them.
 PEER ?= transformers_common timm_models open_clip_training

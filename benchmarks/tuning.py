@@ -44,8 +44,8 @@ def search(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, 
 
 def compile_candidates(shape: Shape, device: torch.device, dtype: torch.dtype, place: int) -> None:
     """Run the candidates at index `place` of every kernel's list together, so that they are compiled."""
-    from diffclip.attention.kernels import tuning
     from diffclip.attention.kernels.plan import KERNELS, Plan, candidates, problem_of
+    from diffclip.attention.kernels.search import time_pass
 
     inputs = make_inputs(shape, device, dtype, seed=0)
     problem = problem_of(inputs.q, inputs.v, shape.causal)
@@ -53,7 +53,7 @@ def compile_candidates(shape: Shape, device: torch.device, dtype: torch.dtype, p
     lists = [candidates(kernel, problem, shared) for kernel in KERNELS]
     plan = Plan(*(blocks[min(place, len(blocks) - 1)] for blocks in lists))
     for kernel in ("forward", "keys"):
-        tuning.time_pass(kernel, plan, problem, inputs.q, inputs.v)
+        time_pass(kernel, plan, problem, inputs.q, inputs.v)
 
 
 def main() -> None:

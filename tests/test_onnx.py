@@ -12,7 +12,7 @@ import diffclip
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "export.md"
 
 
 def test_onnxruntime_gives_the_features_of_torch(tmp_path, monkeypatch) -> None:

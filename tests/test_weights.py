@@ -8,6 +8,7 @@ import pickle
 import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from diffclip.config import (
     variant_of,
 )
 from diffclip.published import infer_config, to_published
-from diffclip.weights import save_published
+from diffclip.weights import save_published, save_weights
 
 PUBLISHED = ["CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"]
 
@@ -307,3 +308,66 @@ def test_a_damaged_config_is_named(text: str, words: str, tmp_path: Path) -> Non
     save_file(tiny().state_dict(), tmp_path / "a.safetensors", metadata={"diffclip_config": "{"})
     with pytest.raises(InputError, match=r"a\.safetensors is not JSON"):
         diffclip.load(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda name: f"_orig_mod.{name}",
+        lambda name: f"module._orig_mod.model.{name}",
+        lambda name: f"model.module.{name}",
+        lambda name: f"_fsdp_wrapped_module.{name.replace('blocks.0.', 'blocks.0._orig_mod.')}",
+        lambda name: f"clip.{name}",
+    ],
+)
+def test_prefixes_of_wrappers_are_taken_off(wrap: Callable[[str], str], tmp_path: Path) -> None:
+    model = tiny(seed=3)
+    state = {wrap(name): tensor for name, tensor in model.state_dict().items()}
+    torch.save({"epoch": 3, "loss": torch.tensor(1.0), "model": state}, tmp_path / "wrapped.pt")
+    assert same(diffclip.load(tmp_path / "wrapped.pt")[0], model)
+    save_file(state, tmp_path / "wrapped.safetensors")
+    assert same(diffclip.load(tmp_path / "wrapped.safetensors")[0], model)
+
+
+def test_averaged_weights_are_taken_and_named(tmp_path: Path) -> None:
+    plain, averaged = tiny(seed=1), tiny(seed=2)
+    states = {"state_dict": plain.state_dict(), "state_dict_ema": averaged.state_dict(), "epoch": 1}
+    torch.save(states, tmp_path / "both.pt")
+    with pytest.warns(UserWarning, match="averaged weights state_dict_ema are taken, not state_dict"):
+        assert same(diffclip.load(tmp_path / "both.pt")[0], averaged)
+    torch.save({"state": {"model_ema": averaged.state_dict()}}, tmp_path / "ema.pt")
+    assert same(diffclip.load(tmp_path / "ema.pt")[0], averaged)
+    swa = torch.optim.swa_utils.AveragedModel(averaged).state_dict()
+    torch.save(swa, tmp_path / "swa.pt")
+    assert same(diffclip.load(tmp_path / "swa.pt")[0], averaged)
+
+
+def test_a_file_without_our_weights_is_told_with_the_keys_that_are_there(tmp_path: Path) -> None:
+    state = tiny().state_dict()
+    cases = {
+        "it holds no state_dict, its keys are epoch, args": {"epoch": 3, "args": "x"},
+        "has conv1.weight, fc.weight: these are not the weights": {
+            "conv1.weight": torch.zeros(2),
+            "fc.weight": torch.zeros(2),
+        },
+        "weights twice": state | {f"module.{name}": tensor for name, tensor in state.items()},
+        "its keys are student, teacher": {"student": state, "teacher": state},
+    }
+    for message, contents in cases.items():
+        torch.save(contents, tmp_path / "odd.pt")
+        with pytest.raises(InputError, match=message.removeprefix("it ")):
+            diffclip.load(tmp_path / "odd.pt")
+
+
+@pytest.mark.parametrize("length", [4, 13])
+def test_text_positions_are_resized_on_request(length: int, tmp_path: Path) -> None:
+    model = tiny(seed=1)
+    save_weights(model, tmp_path)
+    loaded, _, tokenizer = diffclip.load(tmp_path, context_length=length)
+    assert loaded.config.text.context_length == tokenizer.context_length == length
+    positions, before = loaded.positional_embedding, model.positional_embedding
+    assert torch.equal(positions[0], before[0])
+    assert torch.equal(positions[-1], before[min(length, len(before)) - 1])
+    assert loaded.encode_text(torch.ones(1, length, dtype=torch.long)).isfinite().all()
+    with pytest.raises(InputError, match="texts of 1 tokens"):
+        diffclip.load(tmp_path, context_length=1)

@@ -33,6 +33,8 @@ _PUBLIC = {
     "register_task": "diffclip.evaluation.run",
     "register_model_source": "diffclip.sources.registry",
     "load": "diffclip.sources.load",
+    "train": "diffclip.training.run",
+    "evaluate": "diffclip.evaluation.evaluate",
     "load_records": "diffclip.evaluation.records",
     "differential_attention": "diffclip.attention.dispatch",
     "InputError": "diffclip.errors",
@@ -47,12 +49,14 @@ if TYPE_CHECKING:
     from diffclip.config import VisionConfig as VisionConfig
     from diffclip.config import register_variant as register_variant
     from diffclip.errors import InputError as InputError
+    from diffclip.evaluation.evaluate import evaluate as evaluate
     from diffclip.evaluation.records import load_records as load_records
     from diffclip.evaluation.run import register_task as register_task
     from diffclip.model import CLIP as CLIP
     from diffclip.model import create_model as create_model
     from diffclip.sources.load import load as load
     from diffclip.sources.registry import register_model_source as register_model_source
+    from diffclip.training.run import train as train
     from diffclip.weights import load_weights as load_weights
     from diffclip.weights import save_weights as save_weights
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from diffclip.config import PreprocessConfig
+from diffclip.config import STATISTICS, PreprocessConfig
 
 Transform = Callable[[Image.Image], Tensor]
 LONGEST_RATIO = 64
@@ -47,6 +47,15 @@ class EvalTransform:
         image = F.resize(image, size, interpolation=self._interpolation, antialias=True)
         pixels: Tensor = F.pil_to_tensor(F.center_crop(image, square))
         return pixels
+
+    def __str__(self) -> str:
+        """Describe the preparation, for the protocol of a record."""
+        size, preprocess = self.image_size, self.preprocess
+        names = [name for name, pair in STATISTICS.items() if pair == (preprocess.mean, preprocess.std)]
+        cut = f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, center crop {size} px"
+        if preprocess.resize == "squash":
+            cut = f"squashed to {size} px {preprocess.interpolation}"
+        return f"{cut}, {names[0] if names else 'own'} statistics"
 
     @property
     def identity(self) -> list[object]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diffclip.config import CLIPConfig, name_of, parse_config
-from diffclip.errors import InputError, explain_errors
+from diffclip.errors import InputError, explain_errors, say_once
 from diffclip.files import checkpoint_of, write_atomically, write_text
 from diffclip.initialisation import published_norm_eps
 from diffclip.pickled import read_pickle
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", "checkpoint_best.pt"
+_USUAL_KEYS = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights")
+_AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
+_INNER = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
+_OUTER = re.compile(r"^((module|model)\.)+")
+_NAMED = 4  # in a message
 CONFIG_KEY = "diffclip_config"  # in our files, and in the metadata that open_clip's trainer saves
 
 
@@ -64,34 +70,89 @@ def read_weights(path: str | Path) -> Weights:
     also have the configuration inside, so that they can be moved.
     """
     file = _find_weights(path)
-    contents: object
-    if file.suffix == ".safetensors":
-        try:
-            tensors: Mapping[str, Tensor] = load_file(file)
-            with safe_open(file, "pt") as opened:
-                contents = opened.metadata()
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} is not a whole safetensors file ({error}): fetch it again") from None
-    else:
-        contents = read_pickle(file)
-        tensors = _state_of(contents, file)
-    state = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    tensors, contents = _read_file(file)
+    state = _without_wrappers(tensors, file)
     published = is_published(state)
     return Weights(from_published(state) if published else state, published, _config_of(file, contents))
 
 
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Read the weights of any model in a `.safetensors` or `.pt` file, without the prefixes of wrappers."""
+    return _without_wrappers(_read_file(file)[0], file)
+
+
+def _read_file(file: Path) -> tuple[Mapping[str, Tensor], object]:
+    """Read the weights of a file, and everything beside them that may hold a configuration."""
+    if file.suffix != ".safetensors":
+        contents = read_pickle(file)
+        return _state_of(contents, file), contents
+    try:
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        return load_file(file), metadata
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{file} is not a whole safetensors file ({error}): fetch it again") from None
+
+
+def _without_wrappers(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """Take the names of wrappers out of the names of parameters: those of torch (compiled, parallel, averaged and
+    sharded models), and everything before `logit_scale`."""
+    names = {
+        name: _INNER.sub("", name) for name in tensors if name != "n_averaged"
+    }  # of torch's `AveragedModel`
+    outer = next(
+        (name.removesuffix("logit_scale") for name in names.values() if name.endswith(".logit_scale")), ""
+    )
+    state = {_OUTER.sub("", name.removeprefix(outer)): tensors[original] for original, name in names.items()}
+    if len(state) < len(names):
+        raise InputError(f"{file} holds weights twice ({first_names(names)}): save one of its models alone")
+    return state
+
+
 def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
-    for key in ("state_dict", "model"):
-        if isinstance(contents, Mapping) and isinstance(contents.get(key), Mapping):
-            contents = contents[key]
-    if not isinstance(contents, Mapping) or not contents:
-        raise InputError(f"{file} holds no state_dict: give a file with a model's weights")
-    for name, value in contents.items():
+    """Find the weights in what `torch.save` wrote. Averaged weights are preferred, as in timm, and named."""
+    states = dict(_states_in(contents))
+    averaged = [key for key in states if _AVERAGED.search(key)]
+    usual = [key for key in states if key.rpartition(".")[2] in _USUAL_KEYS]
+    chosen = averaged or usual or list(states)
+    if not usual and len(chosen) != 1:
+        holds = (
+            f"its keys are {first_names(contents)}"
+            if isinstance(contents, Mapping) and contents
+            else "it is empty"
+        )
+        raise InputError(f"{file} holds no state_dict, {holds}: give a file with a model's weights")
+    if averaged and len(states) > 1:
+        say_once(
+            f"{file}: the averaged weights {averaged[0]} are taken, not {', '.join(states.keys() - averaged)}"
+        )
+    state = states[chosen[0]]
+    for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(f"{file} holds no state_dict: {str(name)[:60]!r} is not a named tensor")
         if value.layout != torch.strided or value.is_complex():
             raise InputError(f"{file} holds {name} as a sparse or complex tensor: give dense, real weights")
-    return contents
+    return state
+
+
+def _states_in(contents: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+    """Yield the innermost mappings with tensors in `contents`, by their keys joined by dots."""
+    if not isinstance(contents, Mapping):
+        return
+    inner = [
+        state
+        for key, value in contents.items()
+        for state in _states_in(value, f"{path}.{key}" if path else str(key))
+    ]
+    yield from inner
+    if not inner and any(isinstance(value, Tensor) for value in contents.values()):
+        yield path, contents
+
+
+def first_names(names: Iterable[object]) -> str:
+    """List the first of some names, for messages."""
+    listed = [str(name)[:60] for name in names]
+    return ", ".join(listed[:_NAMED]) + (", …" if len(listed) > _NAMED else "")
 
 
 def _config_of(file: Path, contents: object) -> CLIPConfig | None:
@@ -202,9 +263,7 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
     except InputError as error:
         hint = str(error)
     listed = "; ".join(
-        f"{len(names)} {kind} ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})"
-        for kind, names in faults.items()
-        if names
+        f"{len(names)} {kind} ({first_names(names)})" for kind, names in faults.items() if names
     )
     raise InputError(
         f"{source} holds weights for another model than {name_of(model.config)}: {listed}; {hint}"

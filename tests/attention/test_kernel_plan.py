@@ -12,7 +12,7 @@ from parity import DEVICE, assert_near, draw, exact, poisoned
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from diffclip.attention.kernels import launch, tuning
+from diffclip.attention.kernels import launch, search, tuning
 from diffclip.attention.kernels import plan as plans
 from diffclip.attention.kernels.plan import KERNELS, Blocks, Plan, Problem, candidates, table_plan
 from diffclip.errors import InputError
@@ -33,11 +33,11 @@ def test_every_plan_fits_shared_memory(limit: int) -> None:
 def test_plans_are_looked_up_once_per_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lookups: list[object] = []
     monkeypatch.setattr(tuning, "cached", lambda *arguments: lookups.append(arguments))
-    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(tuning, "_plans", {})
     monkeypatch.setattr(plans, "_properties", torch.cuda.get_device_properties)
     with FakeTensorMode():
         q, v = (torch.empty(1, heads, 8, 16, device="cuda:0") for heads in (2, 1))
-        choices = [plans.plan_for(q, v, False) for _ in range(3)]
+        choices = [tuning.plan_for(q, v, False) for _ in range(3)]
     assert len(lookups) == 1
     assert choices == [table_plan(plans.problem_of(q, v, False))] * 3
 
@@ -117,8 +117,8 @@ def test_search_returns_none_if_every_candidate_fails(monkeypatch: pytest.Monkey
     def fail(*arguments: object) -> float:
         raise RuntimeError("out of resource")
 
-    monkeypatch.setattr(tuning, "time_pass", fail)
-    assert tuning.search(PROBLEM, X, X) is None
+    monkeypatch.setattr(search, "time_pass", fail)
+    assert search.search(PROBLEM, X, X) is None
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"a": {"sideways": {"rows": 1}}}', b"\xff\xfe\x00"])

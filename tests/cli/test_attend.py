@@ -11,6 +11,7 @@ from PIL import Image
 from tiny import WORDED
 
 import diffclip
+from diffclip import InputError
 from diffclip.config import variant_config
 
 call = partial(in_process.call, "attend")
@@ -57,6 +58,17 @@ def test_patch_and_method_options_appear_in_the_output_files(model_folder, plain
     assert np.load(file)["maps_0"].shape == (3, 1, 3, 3)
     call(image_folder / "red.png", *TEXTS, *models, "--method", "grad-eclip", "--output", file)
     assert str(np.load(file)["method"]) == "grad-eclip"
+
+
+def test_words_are_printed_with_their_relevance(model_folder, image_folder, tmp_path):
+    file = tmp_path / "maps.npz"
+    options = ("--model", model_folder, "--method", "legrad", "--words", "--output", file)
+    out, _ = call(image_folder / "red.png", *TEXTS, *options)
+    relevance = np.load(file)["token_relevance"][0, 0, 1]
+    row = next(line.split() for line in out.splitlines() if line.split()[-3:-2] == ["lamp"])
+    assert float(row[-2]) == pytest.approx(relevance[1], rel=0.01)
+    with pytest.raises(InputError, match="--words is about texts"):
+        call(image_folder / "red.png", "--model", model_folder, "--words")
 
 
 def test_default_without_text_is_class_token_attention(model_folder, image_folder, tmp_path, monkeypatch):

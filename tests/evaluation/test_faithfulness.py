@@ -13,7 +13,7 @@ from diffclip.evaluation.faithfulness import RANDOM, STEPS, faithfulness
 from diffclip.evaluation.suite import Entry
 from diffclip.maps.measures import center_prior
 
-ORDERS = {"relevance", "grad-eclip", "relevance, norm in the graph", "centre prior", RANDOM}
+ORDERS = {"relevance", "grad-eclip", "legrad", "relevance, norm in the graph", "centre prior", RANDOM}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ PATCHES = {"entropy", "effective_patches", "top10", "background10"}
 ON_OBJECT = {"auroc", "ap", "inside", "inside_over_area", "pointing"}
 MEASURES = PATCHES | ON_OBJECT
 OWN_MINUS_OTHER, IN_GRAPH = "own minus other text", "relevance, norm in the graph"
-LAST_LAYER = (OWN_MINUS_OTHER, f"grad-eclip, {OWN_MINUS_OTHER}", IN_GRAPH, "grad-eclip")
+TEXT_MAPS = (OWN_MINUS_OTHER, *(f"{name}, {OWN_MINUS_OTHER}" for name in ("grad-eclip", "legrad")), IN_GRAPH)
 scores_of = partial(subjects.scores_of, focus)
 
 
@@ -45,7 +45,7 @@ def test_focus_scores_every_map_layer_and_head(measured):
     heads = 4 if variant == "CLIP" else 2
     rows = {f"attention {measure}" for measure in MEASURES | {"class_token"}}
     wanted = {f"relevance {measure}" for measure in MEASURES} | rows
-    whole = ("rollout", *LAST_LAYER, "centre prior", "untrained")
+    whole = ("rollout", *TEXT_MAPS, "grad-eclip", "legrad", "centre prior", "untrained")
     single = {f"{name} {measure}" for measure in MEASURES for name in whole}
     if variant == "DiffCLIP":
         wanted |= {name.replace("attention", map_name) for name in rows for map_name in ("A1", "A2")}

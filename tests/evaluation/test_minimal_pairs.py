@@ -42,7 +42,7 @@ class Colors(nn.Module):
 
 
 class Pixels:
-    """A transform without preprocessing; `describe_images` reads these fields."""
+    """A transform without preprocessing; the protocol names these fields."""
 
     image_size, preprocess, identity = 8, PreprocessConfig(), ["as they are"]
 

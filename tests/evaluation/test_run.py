@@ -20,7 +20,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
-from diffclip.evaluation.run import TASKS, Sets, describe_images, run_entries, run_task
+from diffclip.evaluation.run import TASKS, Sets, run_entries, run_task
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import SUITES, Entry
 from diffclip.preprocess import EvalTransform
@@ -180,14 +180,14 @@ def test_an_entry_has_its_own_interpolation_and_templates(classes):
 
 def test_the_protocol_says_how_images_are_prepared():
     plain = EvalTransform(224, PreprocessConfig())
-    assert describe_images(plain) == "shorter edge 224 px bilinear, center crop 224 px, imagenet statistics"
+    assert str(plain) == "shorter edge 224 px bilinear, center crop 224 px, imagenet statistics"
     fields = {"mean": OPENAI_MEAN, "std": OPENAI_STD, "interpolation": "bicubic", "resize": 256}
     openai = EvalTransform(224, PreprocessConfig(**fields))
-    assert describe_images(openai) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
+    assert str(openai) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
     custom = EvalTransform(224, PreprocessConfig(**fields | {"mean": (0.5, 0.5, 0.5)}))
-    assert describe_images(custom).endswith("own statistics")
+    assert str(custom).endswith("own statistics")
     noisy = CorruptedTransform(plain, "noise", 3)
-    assert describe_images(noisy).endswith("imagenet statistics, noise 3 of 5")
+    assert str(noisy).endswith("imagenet statistics, noise 3 of 5")
 
 
 def test_suites_have_valid_entries_and_the_paper_suite_has_its_tables():

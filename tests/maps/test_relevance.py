@@ -6,11 +6,18 @@ from tiny import END, START, TOKENS, directions, image_relevance, random_images,
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from diffclip import CLIP
+from diffclip import CLIP, InputError
 from diffclip.attention import eager
 from diffclip.attention.module import AttentionMaps
 from diffclip.maps.recording import recording
-from diffclip.maps.relevance import gradients, image_logits, image_relevances, patch_rows, text_relevance
+from diffclip.maps.relevance import (
+    gradients,
+    image_legrad,
+    image_logits,
+    image_relevances,
+    patch_rows,
+    text_relevance,
+)
 
 STEP = 1e-6
 
@@ -127,7 +134,7 @@ def test_text_relevance_matches_its_recursion_within_the_caption(variant: str, f
             assert (relevance[sample, image, end:] == 0).all()
 
 
-@pytest.mark.parametrize("method", ["relevance", "grad-eclip"])
+@pytest.mark.parametrize("method", ["relevance", "grad-eclip", "legrad"])
 def test_text_relevance_ignores_tokens_after_the_end(method: str) -> None:
     model, images = tiny("DiffCLIP"), directions(1)
     short = torch.tensor([[START, 5, 6, END]])
@@ -215,3 +222,27 @@ def test_both_methods_at_once_match_each_method_alone(variant: str) -> None:
         assert maps.amax() > 0
         alone = image_relevance(model, images, texts, method=method)
         torch.testing.assert_close(maps, alone, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("variant", ["CLIP", "DiffCLIP"])
+def test_legrad_is_the_mean_of_positive_slopes_of_the_score_of_each_layer(variant: str) -> None:
+    """Written out for one image and text: the score of a layer is the logit of the class token after it."""
+    model, images, texts = tiny(variant), random_images(1), directions(2)
+    expected = []
+    with recording(model, "visual", gradients=True) as maps:
+        x = model.visual.norm_pre(model.visual._pos_embed(model.visual.patch_embed(images)))
+        for block in model.visual.blocks:
+            x = block(x)
+            feature = torch.nn.functional.normalize(
+                model.visual.norm(x)[0, 0] @ model.image_projection, dim=-1
+            )
+            score = model.logit_scale.exp() * feature @ texts[1]
+            slope = torch.autograd.grad(score, maps[-1].combined, retain_graph=True)[0]
+            expected.append(slope[0, :, 0, 1:].clamp_min(0).mean(0))
+    legrad = image_relevance(model, images, texts, method="legrad")[0, 1].flatten()
+    torch.testing.assert_close(legrad, torch.stack(expected).mean(0))
+    assert legrad.max() > 0
+    head = image_legrad(model, images, texts, slice(2, 3), head=1)
+    assert head.shape == (1, 2, 17)
+    with pytest.raises(InputError, match="has no head 5"):
+        image_legrad(model, images, texts, head=4)

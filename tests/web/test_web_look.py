@@ -40,6 +40,19 @@ def test_scores_maps_and_segments_match_the_model(plain, image):
     np.testing.assert_array_equal(corners, nearest[[0, -1]][:, [0, -1]])
 
 
+def test_maps_of_a_layer_and_a_head(differential, image):
+    with recording(differential.model, "visual") as maps:
+        differential.model.encode_image(differential.preprocess(image)[None])
+    view = look(differential, image, TEXTS, layer=1, head=1)
+    np.testing.assert_allclose(view.find("A2", None).values.flatten(), maps[0].second[0, 0, 0, 1:], atol=1e-6)
+    assert not np.allclose(
+        view.find("legrad", 0).values, look(differential, image, TEXTS).find("legrad", 0).values
+    )
+    for choice, message in (({"layer": 9}, "has no vision layer 9"), ({"head": 3}, "has no head 3")):
+        with pytest.raises(InputError, match=message):
+            look(differential, image, TEXTS, **choice)
+
+
 def test_differential_models_get_all_maps_and_stay_unchanged(differential, image):
     images = differential.preprocess(image)[None]
     with torch.no_grad():

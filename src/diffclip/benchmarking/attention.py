@@ -224,7 +224,7 @@ def tune(
     """Search the block sizes of the fused kernels for `shape`, and keep them in the user's cache folder.
 
     Args:
-        record: as in `diffclip.attention.kernels.tuning.search`.
+        record: as in `diffclip.attention.kernels.search.search`.
 
     Raises:
         InputError: the kernels cannot run on the inputs, or no candidate of some kernel runs.
@@ -235,9 +235,10 @@ def tune(
         raise InputError(f"there is nothing to tune, as {why}")
     from diffclip.attention.kernels import tuning
     from diffclip.attention.kernels.plan import problem_of
+    from diffclip.attention.kernels.search import search
 
     problem = problem_of(inputs.q, inputs.v, shape.causal)
-    plan = tuning.search(problem, inputs.q, inputs.v, record)
+    plan = search(problem, inputs.q, inputs.v, record)
     if plan is None:
         raise InputError("some kernel has no block sizes that run on this GPU")
     tuning.keep(problem, plan, tuning.plan_file(device))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from diffclip.cli.console import Device, read_images, say_loading, say_skipped, show_progress
+from diffclip.cli.console import Device, print_table, read_images, say_loading, say_skipped, show_progress
 from diffclip.errors import Fault, InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
-from diffclip.maps.view import View
+from diffclip.maps.view import OF_TEXTS, View
 from diffclip.sources.load import load_with_origin, pick_device
 from diffclip.sources.registry import MODEL_HELP, find_model
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from diffclip.data.workers import Progress
-    from diffclip.maps.attend import Prepared
+    from diffclip.maps.attend import Attended, Prepared
 
 _DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"
 _DEFAULT = Path("attend.png")
 # the names of METHODS in focus.view, as the type that typer needs
-MethodName = Literal["relevance", "grad-eclip", "attention", "A1", "A2", "rollout"]
+MethodName = Literal["relevance", "grad-eclip", "legrad", "attention", "A1", "A2", "rollout"]
 _METHODS = (
-    "With a text: relevance (as in the paper's Figure 2) or grad-eclip. Without: attention (of the class token: A, or "
-    "A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without."
+    "With a text: relevance (as in the paper's Figure 2), grad-eclip or legrad. Without: attention (the class token's "
+    "row of A, or A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without."
 )
-_LAYERS = "Vision layers: last, all, or a number from 1. Default: last, or all for rollout."
+_LAYERS = "Vision layers: last, all, or a number from 1. Default: last, or all for rollout and legrad."
 _PATCH = "Draw where this patch looks, in place of the class token; counted from 0 at the top left."
 _OUTPUT = (
     "Write a figure (.png, .svg, .pdf) or arrays (.npz) to this file; may be given several times "
@@ -50,6 +50,9 @@ def attend(
         int | None, typer.Option(min=1, help="One head, counted from 1, instead of the mean over heads.")
     ] = None,
     patch: Annotated[str | None, typer.Option(help=_PATCH, metavar="ROW,COLUMN")] = None,
+    words: Annotated[
+        bool, typer.Option("--words", help="Print how much each token of a text speaks for the image.")
+    ] = False,
     output: Annotated[list[Path] | None, typer.Option(help=_OUTPUT)] = None,
     device: Device = "auto",
 ) -> None:
@@ -60,6 +63,8 @@ def attend(
     Example: diffclip attend photos/ --model runs/demo/DiffCLIP --method A2 --head 2 --output maps.pdf
 
     Example: diffclip attend desk.jpg --model runs/clip --patch 2,5
+
+    Example: diffclip attend desk.jpg --text "a mug on a desk" --model runs/diffclip --words
 
     Each image makes a figure with a row per model. All maps of a figure share one scale.
     Arrays (.npz) hold the maps, scores and relevance of words as numbers.
@@ -73,6 +78,8 @@ def attend(
         raise InputError("--model has a model twice: name each model once")
     for source in model:
         find_model(source)
+    if words and view.method not in OF_TEXTS:
+        raise InputError('--words is about texts: give at least one, as in --text "a dog"')
     outputs = list(dict.fromkeys(output or [_DEFAULT]))
     for path in outputs:
         if path.suffix.lower() not in (*_DRAWN, _ARRAYS):
@@ -113,7 +120,21 @@ def attend(
             written.append(write_arrays(path, attended, list(map(str, read)), texts, view.method))
     for file in written:
         print(f"wrote {printable(str(file))}")
+    if words:
+        _print_words(attended, names, texts)
     say_skipped(f"{len(faults)} of {len(files)} images", faults)
+
+
+def _print_words(attended: Mapping[str, Attended], images: Sequence[str], texts: Sequence[str]) -> None:
+    """Print the relevance of each token of the texts, with its share of the text's."""
+    rows = [
+        (printable(images[i]), label, printable(text), token, f"{relevance:.3g}", f"{share:.0%}")
+        for label, result in attended.items()
+        for i, of_image in enumerate(result.spoken)
+        for text, tokens, values in zip(texts, result.pieces, of_image, strict=True)
+        for token, relevance, share in zip(tokens, values, values / (values.sum() or 1), strict=False)
+    ]
+    print_table(("image", "model", "text", "token", "relevance", "share"), "llllrr", rows)
 
 
 def _parse_patch(patch: str | None) -> tuple[int, int] | None:

@@ -57,7 +57,9 @@ def classify(
     files = find_images(images)
     say_loading([model])
     chosen_device = pick_device(device)
-    loaded = load_with_origin(model, model_name)
+    loaded = load_with_origin(model, model_name, only_clip=False)
+    if not getattr(loaded.model, "has_texts", True):
+        raise InputError(f"{model} has no texts to compare images with: give a model of images and texts")
     loaded.model.to(chosen_device)
     faults: list[Fault] = []
     with show_progress("classify") as progress:

@@ -131,7 +131,7 @@ def evaluate(
         draws = range(seed, seed + seeds)
         for source in sources:
             try:
-                loaded = load_with_origin(source, model_name, image_size)
+                loaded = load_with_origin(source, model_name, image_size, only_clip=False)
             except InputError as error:
                 if alone:
                     raise
@@ -149,6 +149,8 @@ def evaluate(
                 faults |= dict.fromkeys(measured.faults)
                 if measured.error:
                     failures.append(measured.error)
+                if measured.left_out and alone:
+                    raise InputError(measured.left_out)
                 if not measured.reused:
                     seconds.append(measured.seconds)
                 if not alone:
@@ -200,6 +202,8 @@ def _describe_entry(loaded: Loaded, measured: Measured) -> str:
     from diffclip.report.names import interval, is_share, metric_label, percent
 
     name = loaded.label if loaded.seed is None else f"{loaded.label}, seed {loaded.seed}"
+    if measured.left_out:
+        return f"{name}: {measured.entry} left out: {measured.left_out}"
     if not measured.records:
         return f"{name}: {measured.entry} FAILED: {measured.error}"
     row = measured.records[0].model_dump()

@@ -98,7 +98,7 @@ class EvaluationSet:
     kind: Kind
     classnames: list[str]
     templates: list[str]
-    source: Source
+    source: Source | Any
     indices: list[int]
     labels: list[int] = field(default_factory=list)
     captions: list[list[str]] = field(default_factory=list)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from diffclip.errors import InputError
-from diffclip.preprocess import EvalTransform
+from diffclip.preprocess import normalize
 
 MOST_SEVERE = 5
 PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {
@@ -90,19 +91,25 @@ def corrupt(image: Image.Image, name: str, severity: int) -> Image.Image:
     return Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8))
 
 
-class CorruptedTransform(EvalTransform):
+class CorruptedTransform:
     """PIL image → float32 [3, S, S], as `crop` makes it, but corrupted between cropping and normalization."""
 
-    def __init__(self, crop: EvalTransform, name: str, severity: int) -> None:
-        super().__init__(crop.image_size, crop.preprocess)
-        self.name, self.severity = name, severity
+    def __init__(self, crop: Any, name: str, severity: int) -> None:
+        self.crop, self.name, self.severity = crop, name, severity
+        self.image_size, self.preprocess = crop.image_size, crop.preprocess
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return normalize(self.pixels(image)[None], self.preprocess)[0]
 
     def pixels(self, image: Image.Image) -> Tensor:
         """Return the corrupted crop before it is normalized, uint8 [3, S, S]."""
-        crop = Image.fromarray(super().pixels(image).permute(1, 2, 0).contiguous().numpy())
+        crop = Image.fromarray(self.crop.pixels(image).permute(1, 2, 0).contiguous().numpy())
         return torch.from_numpy(np.array(corrupt(crop, self.name, self.severity))).permute(2, 0, 1)
+
+    def __str__(self) -> str:
+        return f"{self.crop}, {self.name} {self.severity} of {MOST_SEVERE}"
 
     @property
     def identity(self) -> list[object]:
         """Everything that `pixels` depends on beside the image, as JSON values."""
-        return [*super().identity, self.name, self.severity]
+        return [*self.crop.identity, self.name, self.severity]

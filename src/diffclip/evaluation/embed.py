@@ -19,7 +19,7 @@ from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
 from diffclip.data.workers import Progress
 from diffclip.errors import Fault, NotFiniteError
 from diffclip.model import CLIP
-from diffclip.preprocess import EvalTransform, Transform
+from diffclip.preprocess import Transform
 from diffclip.tokenizer import Tokenizer
 
 
@@ -156,7 +156,8 @@ class Setting(Generic[AnySet]):
     """A model, the set to measure it on, and the options.
 
     Attributes:
-        preprocess: PIL image → [3, S, S].
+        model, preprocess, tokenizer: as in `Loaded`; `preprocess` may be corrupted. `run.lacking` has checked that the
+            model can do the task.
         draw: seed of random draws: the episodes of few-shot, the images that a linear probe holds out if the set has
             no validation split, and the noise and the start of an attack.
         prompt: the text for an object with a mask, with `{c}` for its name; None: the set's own texts.
@@ -167,9 +168,9 @@ class Setting(Generic[AnySet]):
         features: cache of `encoded` by set, split and preparation, shared by the tasks of one model.
     """
 
-    model: CLIP
-    preprocess: EvalTransform
-    tokenizer: Tokenizer
+    model: Any
+    preprocess: Any
+    tokenizer: Any
     data: AnySet
     batch_size: int = 64
     workers: int = 0

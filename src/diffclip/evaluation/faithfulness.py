@@ -52,7 +52,7 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
             f"{data.name} has one text only, {words[0]!r}, whose probability is always 1: give two or more"
         )
     index = {text: i for i, text in enumerate(words)}
-    at_once, owners = images_at_once(model, -1), list[int]()
+    at_once, owners = images_at_once(model), list[int]()
     areas: dict[tuple[str, str], list[Tensor]] = {}
     for batch in setting.batches():
         items = [
@@ -78,7 +78,8 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
         scores += with_facts([mean_score(metric, outcomes, chance, clusters)], map=order)
     method = (
         f"{grid}×{grid} patches in {STEPS} steps, replaced by the mean of the statistics, the most relevant first; "
-        f"probability of the true text among {len(words)}; relevance (Chefer et al.) and Grad-ECLIP of the last layer"
+        f"probability of the true text among {len(words)}; relevance (Chefer et al.) and Grad-ECLIP of the last layer, "
+        "LeGrad of all layers"
     )
     return with_facts(scores, protocol=method, classes=len(words))
 

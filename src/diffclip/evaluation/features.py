@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.suite import TRAIN
-
-METHOD = "class token before the projection"
+from diffclip.model import CLIP
 
 
 class Features(NamedTuple):
@@ -46,6 +45,11 @@ class Features(NamedTuple):
                 f"{self.name}: class {short[0]} images{note}, and {least} are needed {purpose}: add some, or leave "
                 "the class out of the set"
             )
+
+
+def describe_features(model: Any) -> str:
+    """Describe the features of `model`, for the protocol of a record."""
+    return "class token before the projection" if isinstance(model, CLIP) else "the encoder's features"
 
 
 def train_and_test(setting: Setting[EvaluationSet], task: str) -> tuple[Features, Features]:

@@ -18,7 +18,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.workers import Progress
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
-from diffclip.evaluation.features import METHOD, Features, one_thread, train_and_test
+from diffclip.evaluation.features import Features, describe_features, one_thread, train_and_test
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.statistics import mean_interval
 
@@ -33,8 +33,9 @@ def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
     names = setting.data.classnames
     score = score_episodes(train, test, names, setting.draw, setting.progress)
     method = (
-        f"{EPISODES} episodes of {WAY} classes, {SHOT} train images and up to {QUERIES} queries each; {METHOD}, "
-        "less the mean of the supports, unit length; nearest prototype, ties count against"
+        f"{EPISODES} episodes of {WAY} classes, {SHOT} train images and up to {QUERIES} queries each; "
+        f"{describe_features(setting.model)}, less the mean of the supports, unit length; nearest prototype, "
+        "ties count against"
     )
     return with_facts([score], protocol=method, classes=len(names), draw=setting.draw)
 

@@ -63,7 +63,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         covered = torch.from_numpy(np.concatenate(shares)).flatten(1)
         images = torch.stack(pixels).to(features.device)
         contrast = features[torch.tensor(other_texts)] if len(all_texts) > 1 else None
-        maps = _last_layer(model, images, features[own_texts], contrast)
+        maps = _text_maps(model, images, features[own_texts], contrast)
         blind = image_relevances(untrained, images, fresh[own_texts], methods=["relevance"])["relevance"]
         maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
         maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
@@ -103,7 +103,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     method = (
         f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; {wording}; relevance "
         "(Chefer et al., norm of heads held constant unless the map's name says otherwise) and Grad-ECLIP of the last "
-        "layer, rollout of all layers, mean over layers and heads of the others"
+        "layer, LeGrad and rollout of all layers, mean over layers and heads of the others"
     )
     return with_facts(scores, protocol=method)
 
@@ -141,17 +141,19 @@ def other_text(text: str, own_texts: Sequence[str], set_texts: Sequence[str]) ->
     return candidates[0] if candidates else set_texts[(set_texts.index(text) + 1) % len(set_texts)]
 
 
-def _last_layer(model: CLIP, images: Tensor, texts: Tensor, contrast: Tensor | None) -> dict[str, Tensor]:
-    """Make the last layer's maps [B·T, P] of images [B, 3, S, S] for `texts`, some minus `contrast`; both [B, T, D]."""
+def _text_maps(model: CLIP, images: Tensor, texts: Tensor, contrast: Tensor | None) -> dict[str, Tensor]:
+    """Make the maps of texts [B·T, P] of images [B, 3, S, S] for `texts`, some minus `contrast`; both [B, T, D]."""
     all_texts = texts if contrast is None else torch.cat([texts, contrast], dim=1)
-    relevance, grad_eclip = image_relevances(model, images, all_texts).values()
+    found = image_relevances(model, images, all_texts)
     in_graph = image_relevances(model, images, texts, norm="graph", methods=["relevance"])["relevance"]
     count = texts.shape[1]
     maps = {}
     if contrast is not None:
-        maps[OWN_MINUS_OTHER] = relevance[:, :count] - relevance[:, count:]
-        maps[f"grad-eclip, {OWN_MINUS_OTHER}"] = grad_eclip[:, :count] - grad_eclip[:, count:]
-    maps |= {IN_GRAPH: in_graph, "grad-eclip": grad_eclip[:, :count]}
+        for name, values in found.items():
+            full = OWN_MINUS_OTHER if name == "relevance" else f"{name}, {OWN_MINUS_OTHER}"
+            maps[full] = values[:, :count] - values[:, count:]
+    maps |= {IN_GRAPH: in_graph}
+    maps |= {name: values[:, :count] for name, values in found.items() if name != "relevance"}
     return {name: values.flatten(2).flatten(0, 1).cpu() for name, values in maps.items()}
 
 

@@ -24,7 +24,13 @@ from diffclip.data.workers import Progress
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import headline_metric
 from diffclip.evaluation.embed import Setting
-from diffclip.evaluation.features import METHOD, Features, one_thread, read_features, train_and_test
+from diffclip.evaluation.features import (
+    Features,
+    describe_features,
+    one_thread,
+    read_features,
+    train_and_test,
+)
 from diffclip.evaluation.lbfgs import Vector, minimize
 from diffclip.evaluation.metrics import classification_ranks, hits_at, mean_per_class
 from diffclip.evaluation.scores import Score, accuracy_scores, with_facts
@@ -74,7 +80,7 @@ def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     scores, cost, fits = fit_probe(train, validation, test, data.classnames, metric, setting.progress)
     stopped = sum(fit.iterations >= MAX_ITERATIONS for fit in fits)
     method = (
-        f"{METHOD}; L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
+        f"{describe_features(setting.model)}; L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
         f"{validation_set.split if validation_set else 'a stratified fifth of train'} ({cost:.4g}); "
         f"fitted again on both, {len(train.labels) + len(validation.labels)} images; "
         f"{stopped} of {len(fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,6 @@ from diffclip.evaluation.zero_shot import true_texts
 from diffclip.maps import measures
 from diffclip.maps.attention import map_correlation, patch_grid, patch_part
 from diffclip.maps.recording import images_at_once, recording
-from diffclip.model import CLIP
 
 HIGH_NORM = 3.0
 NOISE = 0.1
@@ -55,20 +55,18 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     """
     model = setting.model
     patch_grid(model)
-    features, numbers = true_texts(setting)
+    has_texts = getattr(model, "has_texts", True)
+    features, numbers = true_texts(setting) if has_texts else (torch.empty(0), [])
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
     limit = images_at_once(model)
     for batch in setting.batches():
-        texts = features[[numbers[position] for position in batch.positions]].clone()
-        parts = (
-            torch.split(tensor, limit) for tensor in (batch.images, texts, torch.tensor(batch.positions))
-        )
-        for images, text, positions in zip(*parts, strict=True):
-            images = images.to(text)
-            table = _measure(model, images, text)
+        texts = features[[numbers[position] for position in batch.positions]].clone() if has_texts else None
+        for start in range(0, len(batch.images), limit):
+            images = batch.images[start : start + limit].to(model.logit_scale)
+            table = _measure(model, images, None if texts is None else texts[start : start + limit])
             if model.config.vision.is_differential:
                 stds = torch.tensor(setting.preprocess.preprocess.std)[:, None, None]
-                noise = _draw_noise(positions.tolist(), images.shape[1:]) / stds
+                noise = _draw_noise(batch.positions[start : start + limit], images.shape[1:]) / stds
                 table[None, "noise_correlation"] = _noise_correlation(model, images, noise.to(images))
             for key, values in table.items():
                 measured[key].append(values.detach().double().cpu())
@@ -87,12 +85,13 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     return with_facts(scores, protocol=method)
 
 
-def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
-    """Measure images [B, 3, S, S] with a text [B, D] each: [B, L, H], or [B, L] for measures without heads.
+def _measure(model: Any, images: Tensor, texts: Tensor | None) -> _Measures:
+    """Measure images [B, 3, S, S] with a text [B, D] each: [B, L, H], or [B, L] for measures without heads. Without
+    texts there is no `gradient_cosine`.
 
     Sink ratios are given as logarithms.
     """
-    differential = model.config.vision.is_differential
+    differential = model.config.vision.is_differential and texts is not None
     with (
         _watching(model) as (contributions, tokens),
         recording(model, "visual", gradients=differential, norm="graph") as maps,
@@ -101,7 +100,11 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor) -> _Measures:
         images = images.requires_grad_(differential)
         embedded = model.encode_image(images, normalize=True)
         check_embeddings(embedded.detach(), "images")
-        alignment = _gradient_cosine((embedded * texts).sum(), maps, images) if differential else None
+        alignment = (
+            _gradient_cosine((embedded * texts).sum(), maps, images)
+            if texts is not None and differential
+            else None
+        )
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
     for layer, heads, outputs in zip(maps, contributions, tokens, strict=True):
         second = {} if layer.second is None else {"A1": layer.first, "A2": layer.second}
@@ -165,7 +168,7 @@ def _draw_noise(positions: Sequence[int], shape: Sequence[int]) -> Tensor:
     return NOISE * torch.stack([torch.randn(2, *shape, generator=generator) for generator in generators])
 
 
-def _noise_correlation(model: CLIP, images: Tensor, noise: Tensor) -> Tensor:
+def _noise_correlation(model: Any, images: Tensor, noise: Tensor) -> Tensor:
     """Compute the correlation of the changes of A1 and of A2 from one disturbance `noise` [B, 2, 3, S, S] of the images
     [B, 3, S, S] to another: [B, L, H]. Rows of a change have the sum 0, so the correlation is a cosine.
 
@@ -185,7 +188,7 @@ def _noise_correlation(model: CLIP, images: Tensor, noise: Tensor) -> Tensor:
 
 
 @contextmanager
-def _watching(model: CLIP) -> Iterator[tuple[list[tuple[Tensor, Tensor]], list[Tensor]]]:
+def _watching(model: Any) -> Iterator[tuple[list[tuple[Tensor, Tensor]], list[Tensor]]]:
     """Collect, for each layer, the heads' outputs side by side [B, N, C] with the weight of the projection that follows
     them, and the tokens after the layer [B, N, C]."""
     heads: list[tuple[Tensor, Tensor]] = []

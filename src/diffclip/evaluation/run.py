@@ -18,18 +18,17 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 import diffclip
-from diffclip.config import STATISTICS
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.evaluation_sets import has_split, open_set, set_name
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, parts_of, set_folder
 from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError
-from diffclip.evaluation.corruptions import MOST_SEVERE, CorruptedTransform
+from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import Encoded, Setting
 from diffclip.evaluation.faithfulness import faithfulness
 from diffclip.evaluation.few_shot import few_shot
@@ -57,32 +56,40 @@ class Task(NamedTuple):
     task uses.
 
     The default task of a set is the first in `TASKS` that has the set's kind as its first. With `squash` images are not
-    cropped. The function raises `InputError` for an unusable model or set, and for embeddings that are not finite.
+    cropped. `needs` says what a model of another library may lack: "texts", or the "maps" of its attention. The
+    function raises `InputError` for an unusable model or set, and for embeddings that are not finite.
     """
 
     kinds: tuple[Kind, ...]
     run: TaskFunction
     options: tuple[str, ...] = ()
     squash: bool = False
+    needs: tuple[Literal["texts", "maps"], ...] = ("texts",)
 
 
 TASKS = {
     "zero-shot": Task(("classification",), zero_shot),
     "retrieval": Task(("retrieval",), retrieval, ("pool",)),
-    "linear-probe": Task(("classification",), linear_probe),
-    "few-shot": Task(("classification",), few_shot),
+    "linear-probe": Task(("classification",), linear_probe, needs=()),
+    "few-shot": Task(("classification",), few_shot, needs=()),
     "mmvp": Task(("mmvp",), mmvp),
-    "focus": Task(("masks",), focus, ("prompt", "words", "init")),
-    "mechanics": Task(("retrieval", "classification", "masks"), mechanics),
+    "focus": Task(("masks",), focus, ("prompt", "words", "init"), needs=("texts", "maps")),
+    "mechanics": Task(("retrieval", "classification", "masks"), mechanics, needs=("maps",)),
     "robustness": Task(("classification", "retrieval", "masks"), robustness),
-    "faithfulness": Task(("classification", "masks"), faithfulness, ("prompt", "words")),
-    "segmentation": Task(("segmentation",), segmentation, squash=True),
+    "faithfulness": Task(
+        ("classification", "masks"), faithfulness, ("prompt", "words"), needs=("texts", "maps")
+    ),
+    "segmentation": Task(("segmentation",), segmentation, squash=True, needs=("texts", "maps")),
     "sugarcrepe": Task(("sugarcrepe",), sugarcrepe),
 }
 
 
 def register_task(
-    name: str, kinds: Sequence[Kind], options: Sequence[str] = (), squash: bool = False
+    name: str,
+    kinds: Sequence[Kind],
+    options: Sequence[str] = (),
+    squash: bool = False,
+    needs: Sequence[Literal["texts", "maps"]] = (),
 ) -> Callable[[TaskFunction], TaskFunction]:
     """Make the decorated function the task `name` of `diffclip evaluate`; the arguments are the fields of `Task`.
 
@@ -93,7 +100,7 @@ def register_task(
         raise InputError(f"task {name!r} is registered already: choose another name")
 
     def register(run: TaskFunction) -> TaskFunction:
-        TASKS[name] = Task(tuple(kinds), run, tuple(options), squash)
+        TASKS[name] = Task(tuple(kinds), run, tuple(options), squash, tuple(needs))
         return run
 
     return register
@@ -141,8 +148,17 @@ def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
     if isinstance(transform, CorruptedTransform):
         facts |= {"corruption": transform.name, "severity": transform.severity}
     scores = TASKS[name].run(replace(setting, preprocess=transform))
-    protocol = f"{scores[0].facts['protocol']}; {describe_images(transform)}"
+    protocol = f"{scores[0].facts['protocol']}; {transform}"
     return with_facts(scores, **facts, protocol=protocol)
+
+
+def lacking(task: str, model: Any) -> str | None:
+    """Say in a line why `model` cannot do `task`; None if it can."""
+    if "texts" in TASKS[task].needs and not getattr(model, "has_texts", True):
+        return f"{task} compares images with texts, and {model.source} has no texts: use linear-probe or few-shot"
+    if "maps" in TASKS[task].needs and not hasattr(model, "attention_layers"):
+        return f"{task} needs attention maps, which are not known of {model.source}: use a CLIP that converts"
+    return None
 
 
 def _pick_task(name: str | None, data: EvaluationSet) -> str:
@@ -155,25 +171,15 @@ def _pick_task(name: str | None, data: EvaluationSet) -> str:
     return name
 
 
-def _replace_fields(transform: EvalTransform, **fields: Any) -> EvalTransform:
-    """Return the same preparation with some fields of `PreprocessConfig` changed."""
-    changed = EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
+def _replace_fields(transform: Any, **fields: Any) -> Any:
+    """Return the same preparation with some fields of `PreprocessConfig` changed; a library's own stays as it is."""
     if isinstance(transform, CorruptedTransform):
-        return CorruptedTransform(changed, transform.name, transform.severity)
-    return changed
-
-
-def describe_images(transform: EvalTransform) -> str:
-    """Describe how images are prepared, for the protocol of a record."""
-    size, preprocess = transform.image_size, transform.preprocess
-    names = [name for name, pair in STATISTICS.items() if pair == (preprocess.mean, preprocess.std)]
-    cut = f"shorter edge {preprocess.resize or size} px {preprocess.interpolation}, center crop {size} px"
-    if preprocess.resize == "squash":
-        cut = f"squashed to {size} px {preprocess.interpolation}"
-    text = f"{cut}, {names[0] if names else 'own'} statistics"
-    if isinstance(transform, CorruptedTransform):
-        text += f", {transform.name} {transform.severity} of {MOST_SEVERE}"
-    return text
+        return CorruptedTransform(
+            _replace_fields(transform.crop, **fields), transform.name, transform.severity
+        )
+    if not isinstance(transform, EvalTransform):
+        return transform
+    return EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
 
 
 @dataclass
@@ -182,11 +188,22 @@ class Sets:
 
     root: Path | None = None
     _opened: dict[object, EvaluationSet] = field(default_factory=dict)
+    _given: set[object] = field(default_factory=set)
+
+    def add(self, entry: Entry, data: EvaluationSet) -> None:
+        """Give the set of an entry, instead of opening it."""
+        key = self._key(entry)
+        self._opened[key] = data
+        self._given.add(key)
+
+    @staticmethod
+    def _key(entry: Entry) -> object:
+        return entry.task and TASKS[entry.task].kinds, entry.dataset, entry.splits
 
     def open(self, entry: Entry, results: ResultsFile | None = None) -> EvaluationSet:
         """Open the first split of an entry that its set has; a built-in set is drawn on first use. `results` tell sets
         apart whose folders have the same name."""
-        key = (entry.task and TASKS[entry.task].kinds, entry.dataset, entry.splits)
+        key = self._key(entry)
         if key not in self._opened:
             if entry.dataset in BUILT_IN:
                 draw_built_in()
@@ -195,7 +212,7 @@ class Sets:
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
         data = self._opened[key]
         name = data.name
-        if results is not None and name not in (*BUILT_IN, *PUBLISHED):
+        if results is not None and key not in self._given and name not in (*BUILT_IN, *PUBLISHED):
             name = results.name_set(name, set_folder(entry.dataset, self.root))
         # a copy, so that tasks do not share their lists of broken images
         return replace(data, name=name, faults=list(data.faults))
@@ -203,7 +220,8 @@ class Sets:
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished entry: its records, or the `error` that ended it, an `InputError` unless the program is to blame."""
+    """A finished entry: its records, or the `error` that ended it, an `InputError` unless the program is to blame, or
+    the reason why it was left out: the model cannot do the task."""
 
     entry: Entry
     draw: int
@@ -212,6 +230,7 @@ class Measured:
     seconds: float = 0.0
     reused: bool = False
     error: DiffCLIPError | None = None
+    left_out: str | None = None
 
 
 def run_entries(
@@ -268,7 +287,7 @@ def run_entries(
                 break
 
 
-def _transform_of(loaded: Loaded, entry: Entry) -> EvalTransform:
+def _transform_of(loaded: Loaded, entry: Entry) -> Any:
     """Return the model's preparation of images, with the entry's interpolation and corruption."""
     transform = loaded.preprocess
     if entry.interpolation is not None:
@@ -284,6 +303,8 @@ def _measure(
     """Run an entry, or find its records among the results."""
     started = time.monotonic()
     task = _pick_task(entry.task, setting.data)
+    if reason := lacking(task, loaded.model):
+        return Measured(entry, setting.draw, left_out=reason)
     names = ("weights", "seed", "init", "data", "steps")
     model = {"model": loaded.label, **{name: getattr(loaded, name) for name in names}}
     options = [getattr(setting, name) for name in ("templates", *TASKS[task].options)]
@@ -294,7 +315,8 @@ def _measure(
     files = [split.identity for split in splits if split is not None]
     images = [transform.identity, transform.preprocess, *files]
     # everything that a result depends on except the draw: draws with one stamp may be averaged
-    config = loaded.model.config.model_dump(mode="json")
+    config = getattr(loaded.model, "config", None)
+    config = repr(loaded.model) if config is None else config.model_dump(mode="json")
     facts = [diffclip.__version__, model, digest, config, task, options, images]
     stamp = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     if finished := results.find(stamp, setting.draw):

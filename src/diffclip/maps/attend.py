@@ -23,8 +23,8 @@ from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.maps.attention import as_patches, patch_part, rollout
 from diffclip.maps.recording import images_at_once, recording
-from diffclip.maps.relevance import gradients, patch_rows, text_relevance
-from diffclip.maps.view import OF_TEXTS, View
+from diffclip.maps.relevance import check_head, gradients, image_legrad, patch_rows, text_relevance
+from diffclip.maps.view import LEGRAD, OF_TEXTS, View
 from diffclip.model import CLIP
 from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
@@ -122,6 +122,8 @@ class _Reader:
         return tuple(output.detach().float().cpu() for output in outputs)
 
     def _relevance(self, images: Tensor) -> _Part:
+        if self.method == LEGRAD:
+            return self._legrad(images)
         with recording(self.model, "visual", self.first, gradients=True) as layer_maps:
             features = self.model.encode_image(images, normalize=True)
             cosines = features @ self.texts.T
@@ -133,6 +135,13 @@ class _Reader:
             ]
         spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
         return as_patches(torch.stack(rows, 1)), cosines, spoken[..., 1:-1].transpose(0, 1)
+
+    def _legrad(self, images: Tensor) -> _Part:
+        features = self.model.encode_image(images, normalize=True)
+        layers = slice(self.first, self.last)
+        rows = image_legrad(self.model, images, self.texts, layers, self.head, name=self.name)
+        spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
+        return as_patches(patch_part(rows)), features @ self.texts.T, spoken[..., 1:-1].transpose(0, 1)
 
     def _attention(self, images: Tensor) -> _Part:
         with recording(self.model, "visual", self.first) as layer_maps:
@@ -149,9 +158,7 @@ class _Reader:
         return as_patches(patch_part(row)[:, None]), empty, empty[..., None]
 
     def _chosen(self, layer_maps: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
-        heads = layer_maps[0].first.shape[1]
-        if self.head is not None and not 0 <= self.head < heads:
-            raise InputError(f"{self.name} has no head {self.head + 1}: they are numbered from 1 to {heads}")
+        check_head(layer_maps, self.head, self.name)
         return layer_maps[: self.last - self.first]
 
     def joined(self, parts: Sequence[_Part]) -> Attended:

@@ -1,9 +1,9 @@
-"""Relevance of patches for a text, and of tokens for an image, by two methods that take gradients of the maps.
+"""Relevance of patches for a text, and of tokens for an image, by three methods that take gradients of the maps.
 
 `relevance`: gradient-weighted attention of Chefer, Gur and Wolf, "Generic Attention-model Explainability" (ICCV 2021),
 with their settings for CLIP: y is the pair's logit, and Ā is the mean over heads of (∂y/∂A ⊙ A)⁺. R starts as the
 identity, and each chosen layer sets R ← R + Ā·R. DiffCLIP's Figure 2 shows the class token's row for the last layer.
-`grad-eclip`: see `grad_eclip_of`.
+`grad-eclip`: see `grad_eclip_of`. `legrad`: see `legrad`, which takes all layers.
 
 In a differential layer, A is A1 − λ·A2, the map that multiplies the values. Its entries are signed, and so are their
 derivatives. A patch with a negative entry and a negative derivative has a positive product: it speaks for the text.
@@ -18,14 +18,18 @@ all heads, the MLPs and the input, and are the same in plain and differential to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from diffclip.attention.module import AttentionMaps
+from diffclip.errors import InputError
 from diffclip.maps.attention import as_patches, patch_part
 from diffclip.maps.recording import Norm, recording
+from diffclip.maps.view import LEGRAD, OF_TEXTS
 from diffclip.model import CLIP
 
 Explain = Callable[[Sequence[AttentionMaps], Sequence[Tensor], Tensor, Tensor, int | None], Tensor]
@@ -36,19 +40,26 @@ def image_relevances(
     images: Tensor,
     texts: Tensor,
     norm: Norm = "detached",
-    methods: Sequence[str] = ("relevance", "grad-eclip"),
+    methods: Sequence[str] = OF_TEXTS,
 ) -> dict[str, Tensor]:
-    """Compute the relevance of each patch for each text in the last layer, by each of `methods`: ≥ 0, [B, T, h, w].
+    """Compute the relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w]. `legrad` takes all
+    layers, the other methods the last one.
 
     Args:
         images: [B, 3, S, S] as the model takes them.
         texts: unit-length text features: [T, D] for all images, or [B, T, D] if each image has its own.
         norm: the rule for gradients through a head norm, see `Norm`.
     """
-    with recording(model, "visual", -1, gradients=True, norm=norm) as layer_maps:
-        logits = image_logits(model, images, texts)
-        rows = [patch_rows(layer_maps, gradients(logit, layer_maps), methods) for logit in logits.unbind(1)]
-    return {name: as_patches(torch.stack([row[name] for row in rows], dim=1)) for name in methods}
+    last = [name for name in methods if name != LEGRAD]
+    found: dict[str, Tensor] = {}
+    if last:
+        with recording(model, "visual", -1, gradients=True, norm=norm) as layer_maps:
+            logits = image_logits(model, images, texts)
+            rows = [patch_rows(layer_maps, gradients(logit, layer_maps), last) for logit in logits.unbind(1)]
+        found = {name: as_patches(torch.stack([row[name] for row in rows], dim=1)) for name in last}
+    if LEGRAD in methods:
+        found[LEGRAD] = as_patches(patch_part(image_legrad(model, images, texts, norm=norm)))
+    return {name: found[name] for name in methods}
 
 
 def patch_rows(
@@ -69,11 +80,13 @@ def patch_rows(
 def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
     """Compute the logit of each image with each text, [B, T], with a graph to the recorded maps; `texts` as in
     `image_relevances`."""
-    features = model.encode_image(_usable(images), normalize=True)
-    texts = _usable(texts.detach()).to(features.dtype)
-    return (
-        model.logit_scale.detach().exp() * (texts.expand(len(features), -1, -1) @ features[..., None])[..., 0]
-    )
+    return _logits(model, model.encode_image(_usable(images), normalize=True), texts)
+
+
+def _logits(model: CLIP, features: Tensor, others: Tensor) -> Tensor:
+    """Compute the logits [B, T] of unit-length features [B, D] with those of the other tower, [T, D] or [B, T, D]."""
+    others = _usable(others.detach()).to(features.dtype).expand(len(features), -1, -1)
+    return model.logit_scale.detach().exp() * (others @ features[..., None])[..., 0]
 
 
 def text_relevance(
@@ -88,15 +101,96 @@ def text_relevance(
     """
     ends = tokens.argmax(-1)
     positions = torch.arange(tokens.shape[1], device=tokens.device)
-    with recording(model, "text", first_layer, gradients=True) as layer_maps:
-        features = model.encode_text(tokens, normalize=True)
-        logits = model.logit_scale.detach().exp() * features @ _usable(images.detach()).to(features.dtype).T
-        rows = [
-            _METHODS[method](layer_maps, gradients(logit, layer_maps), ends, positions <= ends[:, None], None)
-            for logit in logits.unbind(1)
-        ]
+    blocks = model.transformer.resblocks[first_layer:]
+    with recording(model, "text", first_layer, gradients=True) as layer_maps, _outputs(blocks) as outputs:
+        logits = _logits(model, model.encode_text(tokens, normalize=True), images)
+        if method == LEGRAD:
+
+            def logits_of(x: Tensor) -> Tensor:
+                ended = model.ln_final(x)[torch.arange(len(x), device=x.device), ends]
+                return _logits(model, F.normalize(ended @ model.text_projection, dim=-1), images)
+
+            found = legrad(layer_maps, outputs, logits_of, ends)
+        else:
+            readable = positions <= ends[:, None]
+            rows = [
+                _METHODS[method](layer_maps, gradients(logit, layer_maps), ends, readable, None)
+                for logit in logits.unbind(1)
+            ]
+            found = torch.stack(rows, dim=1)
     inside = (positions > 0) & (positions < ends[:, None])
-    return torch.stack(rows, dim=1) * inside[:, None]
+    return found * inside[:, None]
+
+
+def image_legrad(
+    model: CLIP,
+    images: Tensor,
+    texts: Tensor,
+    layers: slice = slice(None),
+    head: int | None = None,
+    norm: Norm = "detached",
+    name: str = "the model",
+) -> Tensor:
+    """Compute LeGrad of the class token for all tokens of images [B, 3, S, S]: [B, T, N] ≥ 0, over `layers`, from all
+    heads or one; `texts` as in `image_relevances`."""
+    blocks = model.visual.blocks[layers.start or 0 :]
+    with (
+        recording(model, "visual", layers.start or 0, gradients=True, norm=norm) as maps,
+        _outputs(blocks) as outputs,
+    ):
+        model.encode_image(_usable(images))
+        check_head(maps, head, name)
+        count = len(model.visual.blocks[layers])
+        class_tokens = torch.zeros(len(images), dtype=torch.int64, device=outputs[0].device)
+
+        def logits_of(x: Tensor) -> Tensor:
+            features = model.visual.norm(x)[:, 0] @ model.image_projection
+            return _logits(model, F.normalize(features, dim=-1), texts)
+
+        return legrad(maps[:count], outputs[:count], logits_of, class_tokens, head)
+
+
+def check_head(maps: Sequence[AttentionMaps], head: int | None, name: str) -> None:
+    """Raise `InputError` unless the layers of the model `name` have the `head`, counted from 0; None is all heads."""
+    heads = maps[0].first.shape[1]
+    if head is not None and not 0 <= head < heads:
+        raise InputError(f"{name} has no head {head + 1}: they are numbered from 1 to {heads}")
+
+
+def legrad(
+    maps: Sequence[AttentionMaps],
+    outputs: Sequence[Tensor],
+    logits_of: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    head: int | None = None,
+) -> Tensor:
+    """Compute LeGrad of Bousselham et al. (arXiv:2404.03214, Section 3) for the tokens `rows` [B]: [B, T, N] ≥ 0.
+
+    Each layer l has a score of its own: the logit of the token after that layer, through the model's final norm and
+    projection. The map is (∂score_l/∂A_l)⁺ in the token's row, averaged over heads (or of one `head`) and layers. In a
+    differential layer A is A1 − λ·A2.
+
+    Args:
+        maps, outputs: of each layer, and the tokens after it [B, N, C].
+        logits_of: tokens [B, N, C] → logits [B, T].
+    """
+    samples, found = torch.arange(len(rows), device=rows.device), []
+    for layer, tokens in zip(maps, outputs, strict=True):
+        for logit in (logits := logits_of(tokens)).unbind(1):
+            slope = torch.autograd.grad(logit.sum(), layer.combined, retain_graph=True)[0]
+            row = slope[samples, :, rows].clamp_min(0)
+            found.append(row.mean(1) if head is None else row[:, head])
+    return torch.stack(found).unflatten(0, (len(maps), logits.shape[1])).mean(0).transpose(0, 1)
+
+
+@contextmanager
+def _outputs(blocks: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the tokens after each block, [B, N, C]."""
+    outputs: list[Tensor] = []
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.enter_context(block.register_forward_hook(lambda _, __, out: outputs.append(out)))
+        yield outputs
 
 
 def gradients(logits: Tensor, maps: Sequence[AttentionMaps]) -> tuple[Tensor, ...]:
@@ -182,8 +276,9 @@ def _cosine(products: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
 
 
 _METHODS: dict[str, Explain] = {"relevance": relevance_of, "grad-eclip": grad_eclip_of}
-"""The methods by name. Arguments: the maps [B, H, N, N] of some layers, the gradients of y with respect to them, the
-token to explain [B], the tokens that may explain it [B, N] and a head (None: all). Result: [B, N] ≥ 0."""
+"""The methods that take gradients of the last logit, by name. Arguments: the maps [B, H, N, N] of some layers, the
+gradients of y with respect to them, the token to explain [B], the tokens that may explain it [B, N] and a head (None:
+all). Result: [B, N] ≥ 0."""
 
 
 def _usable(tensor: Tensor) -> Tensor:

@@ -11,13 +11,15 @@ from diffclip.files import printable
 METHODS = {
     "relevance": "how much each patch speaks for the text",
     "grad-eclip": "how much each patch speaks for the text, by the channels of its value",
+    "legrad": "how much more attention to each patch would speak for the text, over the layers",
     "rollout": "how much of each patch reaches the class token if layers only mixed",
     "attention": "the class token's row of A, or of A1 − λ·A2",
     "A1": "the class token's row of the first map",
     "A2": "the class token's row of the second map, which is subtracted",
 }
 """The maps by name, with their meaning."""
-OF_TEXTS = ("relevance", "grad-eclip")  # methods that need a text; the others take none
+LEGRAD = "legrad"
+OF_TEXTS = ("relevance", "grad-eclip", LEGRAD)  # methods that need a text; the others take none
 
 
 def check_encoding(texts: Sequence[str]) -> None:
@@ -33,9 +35,9 @@ class View:
 
     Attributes:
         method: one of `METHODS`; "" means "relevance" if there are texts, else "attention".
-        layers: the vision layers: "last", "all" or a number from 1; "" means "all" for rollout, else "last". Relevance
-            and rollout propagate through the layers, Grad-ECLIP sums over them, the other methods take their mean.
-            The relevance of tokens propagates through all text layers for "all", else it is that of the last.
+        layers: the vision layers: "last", "all" or a number from 1; "" means "all" for rollout and LeGrad, else "last".
+            Relevance and rollout propagate through the layers, Grad-ECLIP sums over them, the other methods take their
+            mean. The relevance of tokens takes all text layers for "all", else the last.
         head: one head, counted from 1, instead of all; a pair of heads in a differential layer counts as one head.
         patch: the row and column, from 0 at the top left, of a patch whose row of the map replaces the class token's.
     """
@@ -59,7 +61,7 @@ class View:
         if method == "rollout" and self.head is not None:
             raise InputError("rollout mixes all heads: leave --head out, or use another --method")
         check_encoding(texts)
-        layers = self.layers or ("all" if method == "rollout" else "last")
+        layers = self.layers or ("all" if method in ("rollout", LEGRAD) else "last")
         if layers not in ("last", "all") and not layers.isdecimal():
             raise InputError(f"layers {layers!r} is not last, all or the number of a layer, counted from 1")
         return replace(self, method=method, layers=layers)

@@ -183,6 +183,7 @@ def read_config(source: str | Path) -> CLIPConfig:
 def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
     from diffclip.config import name_of, named_config, resize_config
     from diffclip.published import infer_config
+    from diffclip.weights import first_names
 
     saved = weights.config
     if saved is not None:
@@ -190,7 +191,10 @@ def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConf
             raise InputError(f"{path} holds {name_of(saved)}, not {model}: leave the model's name out")
         return saved
     if model is None:
-        return infer_config(weights.state)
+        try:
+            return infer_config(weights.state)
+        except InputError as error:
+            raise InputError(f"{path} has {first_names(weights.state)}: {error}") from None
     config, positions = named_config(model), weights.state.get("visual.pos_embed")
     if positions is None or positions.ndim != 3:
         return config
@@ -213,8 +217,6 @@ def load_with_origin(
     Raises:
         InputError: `source` does not exist (the message offers the nearest name), or has no usable weights.
     """
-    from diffclip.config import name_of
-
     path = find_model(source)
     facts: dict[str, Any] = {}
     if path is None:
@@ -232,9 +234,18 @@ def load_with_origin(
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
         loaded = _load(checkpoint if in_run else path, model_name, image_size, None, only_clip)
         facts = _read_facts(checkpoint) if in_run else {}
-    config = getattr(loaded[0], "config", None)
-    label = name_of(config) if config is not None else path.partition(":")[2]
-    return Loaded(*loaded, weights=path, **({"label": label} | facts))
+    return Loaded(*loaded, weights=path, **({"label": name_of_model(loaded[0])} | facts))
+
+
+def name_of_model(model: Any) -> str:
+    """Return the name of a model for tables and records: of its architecture, or in its library."""
+    from diffclip.config import name_of
+    from diffclip.model import CLIP
+
+    if isinstance(model, CLIP):
+        return name_of(model.config)
+    source = str(getattr(model, "source", type(model).__name__))
+    return source.partition(":")[2] or source
 
 
 def recipe_of(run: Path) -> dict[str, Any] | None:

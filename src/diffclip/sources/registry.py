@@ -69,6 +69,9 @@ def find_model(source: str) -> str | None:
     if source.startswith(HUB_PREFIX) or library_of(source):
         return source
     if not os.path.exists(source):
+        prefix = source.partition(":")[0]
+        if ":" in source and prefix.isidentifier() and find_registered(lambda: prefix in READERS):
+            return source
         path = Path(source)
         plain = os.sep not in source and path.suffix not in _WEIGHT_SUFFIXES
         if plain and find_registered(lambda: source in model_names()):

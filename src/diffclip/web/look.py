@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,17 @@ from diffclip.data.masks import crop_box
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.maps import measures
+from diffclip.maps.attend import attend
 from diffclip.maps.attention import as_patches, patch_part, rollout
 from diffclip.maps.recording import recording
-from diffclip.maps.relevance import image_relevances
-from diffclip.maps.view import OF_TEXTS
+from diffclip.maps.view import OF_TEXTS, View
 from diffclip.preprocess import EvalTransform
 from diffclip.sources.load import Loaded
 
 METHODS = {
     "relevance": "Relevance",
     "grad-eclip": "Grad-ECLIP",
+    "legrad": "LeGrad",
     "rollout": "Rollout",
     "attention": "Attention",
     "A1": "A1",
@@ -33,7 +34,7 @@ METHODS = {
     "patch": "A patch",
     "segmentation": "Segmentation",
 }
-"""Titles of the maps by name: relevance for a text by two methods (last layer), rollout (all layers), and the class
+"""Titles of the maps by name: relevance for a text by three methods, rollout (all layers), and the class
 token's row of A or A1 − λ·A2, of A1 and of A2 (mean over the heads of the last layer). "patch" and "segmentation" have
 no `Map`: a patch's row of the same A or A1 − λ·A2, and the nearest text at each place."""
 EDGE = 96  # edge of drawn maps in pixels; the browser smooths them further
@@ -81,6 +82,8 @@ def look(
     image: Image.Image,
     texts: list[str],
     masks: dict[str, npt.NDArray[np.bool_]] | None = None,
+    layer: int | None = None,
+    head: int | None = None,
 ) -> Look:
     """Show `image` and `texts` to a model.
 
@@ -90,28 +93,37 @@ def look(
         texts: at least one.
         masks: by text, the mask of its object, [H, W] as the image. Maps that do not depend on the texts are measured
             with each mask.
+        layer: the vision layer of the maps, from 1; None: the last, for LeGrad all. Rollout is always of all.
+        head: one head of the layer, from 1; None: all.
 
     Raises:
-        InputError: the model's numbers are not finite.
+        InputError: no such layer or head; or the model's numbers are not finite.
     """
     model = loaded.model
+    prepared = {loaded.label: (model, loaded.preprocess, loaded.tokenizer)}
+    view = View(layers="" if layer is None else str(layer), head=head)
+    views = {name: replace(view, method=name) for name in OF_TEXTS}
+    relevances = {
+        name: torch.from_numpy(attend(prepared, [image], texts, views[name])[loaded.label].maps)
+        for name in views
+    }
     device = model.logit_scale.device
     images = loaded.preprocess(image)[None].to(device)
     features = embed_texts(model, loaded.tokenizer, texts)
     with recording(model, "visual") as layer_maps:
         encoded = model.encode_image(images, normalize=True)
-        last = layer_maps[-1]
-        rows = {"rollout": rollout(layer_maps)[0, 0], "attention": last.combined[0].mean(0)[0]}
-        if last.second is not None:
-            rows |= {"A1": last.first[0].mean(0)[0], "A2": last.second[0].mean(0)[0]}
+        chosen = layer_maps[-1 if layer is None else layer - 1]
+        part = slice(None) if head is None else slice(head - 1, head)
+        rows = {"rollout": rollout(layer_maps)[0, 0], "attention": chosen.combined[0, part].mean(0)[0]}
+        if chosen.second is not None:
+            rows |= {"A1": chosen.first[0, part].mean(0)[0], "A2": chosen.second[0, part].mean(0)[0]}
         cosines = (encoded.float() @ features.clone().T)[0]
         probabilities = (model.logit_scale.exp() * cosines).softmax(-1)
-    relevances = image_relevances(model, images, features, methods=OF_TEXTS)
     if not all(numbers.isfinite().all() for numbers in (cosines, *relevances.values())):
         raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
 
     side = relevances["relevance"].shape[-1]
-    patch_rows = patch_part(last.combined[0].mean(0))[-side * side :]
+    patch_rows = patch_part(chosen.combined[0, part].mean(0))[-side * side :]
     with torch.no_grad():
         patches = model.encode_patches(images, normalize=True, readout="last-values")[0].float()
         similarity = (features @ patches.T).view(1, len(texts), side, side)

@@ -141,8 +141,22 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
         label = "Opacity of the map, %"
         opacity = gr.Slider(0, 100, _OPACITY, step=1, label=label, min_width=320, elem_id="dc-opacity")
+    towers = [model.loaded.model.config.vision for model in models]
+    with gr.Row(elem_classes="dc-controls"):
+        label, most = "Vision layer (0: the last; LeGrad: all)", max(tower.layers for tower in towers)
+        layer = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-layer")
+        label, most = "Head (0: all)", max(tower.heads for tower in towers)
+        head = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-head")
 
-    def see(path: str | None, number: int | None, lines: str, method: str, opacity: float) -> tuple[Any, ...]:
+    def see(
+        path: str | None,
+        number: int | None,
+        lines: str,
+        method: str,
+        opacity: float,
+        layer: int = 0,
+        head: int = 0,
+    ) -> tuple[Any, ...]:
         texts = parse_texts(lines)
         chosen = None if number is None else scenes[number]
         image, masks = (chosen.image, chosen.masks) if chosen else (_read_upload(path), {})
@@ -150,7 +164,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         looks = [
             (
                 model,
-                look(model.loaded, image, texts, masks),
+                look(model.loaded, image, texts, masks, int(layer) or None, int(head) or None),
                 visible_part(image, model.loaded.preprocess, edge),
             )
             for model in models
@@ -163,7 +177,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
     choice = gr.Radio(text_choices, value=0, label="Text that the map is for", elem_id="dc-choice")
     cards = gr.HTML(run(None, 0, first_texts, "relevance", _OPACITY)[1], elem_id="dc-results")
 
-    inputs, outputs = [image, scene, texts, method, opacity], [notice, cards, choice]
+    inputs, outputs = [image, scene, texts, method, opacity, layer, head], [notice, cards, choice]
     controls = [choice, method, opacity]
 
     def take(number: int) -> tuple[Image.Image, str]:
@@ -172,7 +186,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
     image.clear(lambda: (None, "", ""), None, [scene, notice, cards], **_QUICK)
     chosen_scene = scene.input(take, scene, [image, texts], **_QUICK)
     uploaded = image.upload(lambda: None, None, scene, **_QUICK)
-    for event in (chosen_scene.then, uploaded.then, button.click, texts.submit):
+    for event in (chosen_scene.then, uploaded.then, button.click, texts.submit, layer.release, head.release):
         event(run, inputs, outputs, **_COMPUTED).then(None, controls, None, js=_SHOW)
     for control in controls:
         control.change(None, controls, None, js=_SHOW)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from diffclip.attention.kernels.keys import backward_keys
 from diffclip.attention.kernels.long import forward_long
-from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Plan, chunks, filled, plan_for
+from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Plan, chunks, filled
 from diffclip.attention.kernels.rows import backward_rows
 from diffclip.attention.kernels.short import forward_short
+from diffclip.attention.kernels.tuning import plan_for
 
 
 def new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:

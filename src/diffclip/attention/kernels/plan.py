@@ -159,23 +159,6 @@ def problem_of(q: Tensor, v: Tensor, causal: bool) -> Problem:
     return Problem(q.shape[-2], q.shape[-1], v.shape[-1], q.element_size(), causal)
 
 
-_plans: dict[tuple[Problem, torch.device], Plan] = {}
-
-
-def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
-    """Return the measured plan for q [B, 2·H, N, d] and v [B, H, N, e] if there is one, else the table's."""
-    problem = problem_of(q, v, causal)
-    if not q.is_cuda:  # the interpreter has no limits
-        return table_plan(problem)
-    key = (problem, q.device)
-    if key not in _plans:  # once per process, because reading files in every forward pass is slow
-        from diffclip.attention.kernels import tuning
-
-        shared = _properties(q.device).shared_memory_per_block_optin
-        _plans[key] = tuning.cached(problem, q.device) or table_plan(problem, shared)
-    return _plans[key]
-
-
 @functools.cache
 def table_plan(problem: Problem, shared: int = _H200_SHARED) -> Plan:
     """Return the plan of each kernel's first candidate."""
