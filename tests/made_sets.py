@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from diffclip.data.tar_set import Members
+from diffclip.data.members import Members
 
 CIFAR_NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 

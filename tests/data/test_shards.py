@@ -121,7 +121,7 @@ def pairs_in(folder: Path, names: str, **keys: object) -> tuple[dict[str, str], 
     shards = TarSet(path, members)
     found = [shards[i].read(*members.labels) for i in range(len(shards))]
     texts = {pair["image"].decode(): (pair.get("txt") or pair["json"]).decode() for pair in found}
-    return texts, [str(fault).removeprefix(f"{path}") for fault in shards.faults]
+    return texts, [str(fault).removeprefix(f"{path}") for fault in shards.notes + shards.faults]
 
 
 SAME = {"a.jpg": "a.txt", "b.jpg": "b.txt"}

@@ -239,7 +239,7 @@ def check(
         result = look(pairs, sample, workers or cores(), lambda done: advance("samples", done, total))
     print_table(("", "value"), "ll", _rows(result))
     unreadable = [*result.images_broken, *result.captions_broken]
-    for label, faults in (("Skipped", result.skipped), ("Unreadable", unreadable)):
+    for label, faults in (("Skipped", result.skipped), ("Unreadable", unreadable), ("Notes", result.notes)):
         if faults:
             suffix = f", the first {_NAMED} of {len(faults):,}" if len(faults) > _NAMED else ""
             typer.echo(f"{label}{suffix}:")

@@ -42,7 +42,8 @@ class Check:
     usable: int  # samples with a member for an image and one for a caption
     read: int  # all usable samples, or the number of drawn ones
     whole: int  # samples that training can use; the fields after the faults count these
-    skipped: list[Fault]  # broken shards, samples without an image or a caption, and oddities (kind "note")
+    skipped: list[Fault]  # broken shards, and samples without an image or a caption
+    notes: list[Fault]  # oddities of the shards, of which nothing is skipped
     images_broken: list[Fault]
     captions_broken: list[Fault]
     shorter_edge: Spread
@@ -94,6 +95,7 @@ def check(
         read=len(numbers),
         whole=len(samples),
         skipped=tars.faults,
+        notes=tars.notes,
         images_broken=[fault for fault in faults if fault.kind != "caption"],
         captions_broken=[fault for fault in faults if fault.kind == "caption"],
         shorter_edge=_spread(samples["shorter_edge"]),

@@ -177,7 +177,7 @@ def read_answers(tars: TarSet, read: Callable[[TarSample], Any]) -> tuple[list[i
     Returns:
         The numbers of the samples with an answer, their answers, and the faults of the set and of the other samples.
     """
-    indices, answers, faults = [], [], list(tars.faults)
+    indices, answers, faults = [], [], tars.faults + tars.notes
     for i in range(len(tars)):
         sample = tars[i]
         try:

@@ -16,11 +16,12 @@ from diffclip.data.evaluation_set import EvaluationSet, Kind, read_answers
 from diffclip.data.images import IMAGE
 from diffclip.data.index import MASK, SEGMENTS, open_indexes
 from diffclip.data.masks import CROWD, label_of, masked_set
+from diffclip.data.members import Members
 from diffclip.data.pairs import PairKeys
 from diffclip.data.published_files import open_choices, open_files
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, is_there, parts_of, set_folder
 from diffclip.data.shards import MANIFEST, tar_files
-from diffclip.data.tar_set import Members, TarSet
+from diffclip.data.tar_set import TarSet
 from diffclip.errors import Fault, InputError, explain_errors
 from diffclip.files import read_text
 
@@ -136,7 +137,7 @@ def _open_classification(name: str, split: str, shards: list[Path], folder: Path
     tars = TarSet(shards, _members("label (.cls)", "cls", "add a .cls to each"))
     samples = [tars[i] for i in range(len(tars))]
     labels = [label_of(sample.read("cls"), sample.name, len(classnames)) for sample in samples]
-    faults = list(tars.faults)
+    faults = tars.faults + tars.notes
     empty = [classnames[label] for label in sorted(set(range(len(classnames))) - set(labels))]
     if empty:
         which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
@@ -157,7 +158,7 @@ def _open_segmentation(name: str, split: str, shards: list[Path], folder: Path) 
     tars = TarSet(
         shards, _members(f"class for each pixel (.{SEGMENTS})", SEGMENTS, f"add a .{SEGMENTS} to each")
     )
-    indices, faults = [*range(len(tars))], list(tars.faults)
+    indices, faults = [*range(len(tars))], tars.faults + tars.notes
     return EvaluationSet(name, split, "segmentation", classnames, templates, tars, indices, faults=faults)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from diffclip.data.images import IMAGE, read_pixels
-from diffclip.data.tar_set import Members, TarSample, TarSet
+from diffclip.data.members import Members
+from diffclip.data.tar_set import TarSample, TarSet
 from diffclip.errors import Fault, InputError, sample_fault
 
 if TYPE_CHECKING:

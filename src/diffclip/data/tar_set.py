@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -15,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diffclip.data.images import IMAGE, read_image
+from diffclip.data.images import read_image
 from diffclip.data.index import (
     BLOCK,
     Header,
@@ -27,6 +24,7 @@ from diffclip.data.index import (
     stamp,
     write_index,
 )
+from diffclip.data.members import ENDINGS_ADVICE, Members, choose
 from diffclip.data.order import Layout
 from diffclip.data.remote import RemoteShards, expand_remote, is_remote
 from diffclip.data.shards import expand_shards
@@ -37,84 +35,6 @@ from diffclip.files import cache_folder, digest_of
 _WINDOW = 16
 # Number of files that a process keeps open.
 _OPEN_FILES = 256
-
-Labels = tuple[str, ...]
-_USUAL = {*IMAGE, "txt", "json", "cls"}
-_ENDINGS = (
-    "an ending starts at the first dot of the file's name; rename the files, or give the endings or patterns such as "
-    "'*.jpg' to train on as data.image_key and data.text_key"
-)
-
-
-@dataclass(frozen=True)
-class Members:
-    """The members that are read of a sample, and those that it needs.
-
-    Attributes:
-        endings: a label for each member, and the endings it may have, the preferred one first. An ending may be a
-            pattern with `*`.
-        needed: what a sample needs, such as "caption", and the labels of which it needs at least one.
-        advice: what to do if no sample has the needed members.
-    """
-
-    endings: tuple[tuple[str, tuple[str, ...]], ...]
-    needed: tuple[tuple[str, Labels], ...]
-    advice: str
-
-    @property
-    def labels(self) -> Labels:
-        return tuple(label for label, _ in self.endings)
-
-    def missing(self, endings: Sequence[str]) -> str:
-        """Say what a sample with these members lacks, and why if it has members that are not read."""
-        matches = dict(zip(self.labels, _matches(tuple(endings), self.endings), strict=True))
-        lack = [f"no {name}" for name, labels in self.needed if not any(matches[label] for label in labels)]
-        read = [column for columns in matches.values() for column in columns]
-        others = [ending for column, ending in enumerate(endings) if column not in read]
-        others = [f".{ending}" for ending in others if ending not in _USUAL]
-        if not others:
-            return f"has {' and '.join(lack)}"
-        return f"has {' and '.join(lack)}, but {', '.join(others[:3])}: {_ENDINGS}"
-
-    def passed_over(self, endings: Sequence[str]) -> int:
-        """Count the samples that would be found if the endings could follow any dot of a file's name."""
-        wide = tuple((label, (*usual, *(f"*.{ending}" for ending in usual))) for label, usual in self.endings)
-        return len(choose(tuple(endings), replace(self, endings=wide))) - len(choose(tuple(endings), self))
-
-
-@lru_cache
-def _matches(endings: Labels, patterns: tuple[tuple[str, Labels], ...]) -> list[list[int]]:
-    """For each label, the columns of the endings that it may have, the preferred one first."""
-    return [
-        [n for pattern in wanted for n, ending in enumerate(endings) if fnmatchcase(ending, pattern)]
-        for _, wanted in patterns
-    ]
-
-
-@lru_cache
-def choose(endings: Labels, members: Members) -> list[tuple[str, list[int]]]:
-    """Choose the members to read of a sample with these endings: the column of each label, -1 if it has none.
-
-    The result is empty if the sample lacks a needed member. If patterns match several members (`1.jpg`, `1.txt`,
-    `2.jpg` and `2.txt` of files named `photo.1.jpg` …), each complete group of members with the same ending before the
-    last dot is a sample: the result has the group ("1") and the columns of each.
-    """
-    matches = _matches(endings, members.endings)
-
-    def complete(columns: list[int]) -> bool:
-        chosen = dict(zip(members.labels, columns, strict=True))
-        return all(any(chosen[label] >= 0 for label in labels) for _, labels in members.needed)
-
-    first = [found[0] if found else -1 for found in matches]
-    if not any("*" in pattern for _, patterns in members.endings for pattern in patterns):
-        return [("", first)] if complete(first) else []
-    stems = dict.fromkeys(ending.rpartition(".")[0] for ending in endings)
-    groups = [
-        (stem, [next((n for n in found if endings[n].rpartition(".")[0] == stem), -1) for found in matches])
-        for stem in stems
-    ]
-    groups = [group for group in groups if complete(group[1])]
-    return groups if len(groups) > 1 else [("", first)] if complete(first) else []
 
 
 class _Shard(NamedTuple):
@@ -181,7 +101,8 @@ class TarSet:
         cache_gb: limit for these copies in 10^9 bytes; the least recently used are removed. None: no limit.
 
     Attributes:
-        faults: the skipped broken shards and samples without a needed member; oddities are of the kind "note".
+        faults: the skipped broken shards and samples without a needed member.
+        notes: oddities of the shards, of which nothing is skipped.
         sources: for each source its name (`spec`), its numbers of `shards` and `samples`, its `weight`.
         layout: the samples of each shard, and the weights.
 
@@ -214,10 +135,11 @@ class TarSet:
             _Shard(url, hide_secrets(url), headers[url], _count(headers[url], members)) for url in urls
         ]
         self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
+        self.notes: list[Fault] = []
         # open shards by number
         self._opened: dict[int, _Opened] = {}
         for number, shard in enumerate(self._shards):
-            self.faults += [Fault(shard.name, note, "note") for note in _notes(shard.header, members)]
+            self.notes += [Fault(shard.name, note, "note") for note in _notes(shard.header, members)]
             if self.window is None:
                 index = indexes[Path(shard.url)]
                 self._opened[number] = _select(index, members)
@@ -325,7 +247,7 @@ def _notes(header: Header, members: Members) -> list[str]:
         count * members.passed_over(endings) for endings, count in shapes if choose(tuple(endings), members)
     )
     return header.notes + (
-        [f"holds {more} more images with a caption, in longer endings: {_ENDINGS}"] if more else []
+        [f"holds {more} more images with a caption, in longer endings: {ENDINGS_ADVICE}"] if more else []
     )
 
 

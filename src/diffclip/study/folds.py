@@ -7,8 +7,9 @@ import tarfile
 from pathlib import Path
 
 from diffclip.data.images import IMAGE
+from diffclip.data.members import Members
 from diffclip.data.shards import add_member
-from diffclip.data.tar_set import Members, TarSet
+from diffclip.data.tar_set import TarSet
 from diffclip.errors import InputError
 from diffclip.files import digest_of, write_atomically, write_text
 

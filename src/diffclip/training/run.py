@@ -328,7 +328,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
         f"batches of {recipe.batch_size}, {loader.dropped} left out of each epoch"
         + (f"; {len(loader.faults)} skipped, the first: {loader.faults[0]}" if loader.faults else "")
     )
-    for note in recipe.notes():
+    for note in (*recipe.notes(), *tars.notes[:3]):
         _say(f"{run}: {note}")
     data = {
         "fingerprint": tars.identity,
