@@ -11,7 +11,7 @@ WHEEL := $(VENV)/wheel
 # Without bytecode every process would compile all that it imports: two seconds of torch alone, hundreds of times in the tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo test test-slow test-lowest test-peers test-triton36 browser lint format bench bench-gpu study-cpu study-a study-b study-c study-gpu clean
+.PHONY: help docs demo test test-slow test-lowest test-peers test-triton36 browser lint format bench bench-gpu experiments study-gpu clean
 
 help:
 	@echo "make demo       set up, draw scenes, train CLIP and DiffCLIP, evaluate both, write runs/demo/report.html"
@@ -25,8 +25,7 @@ help:
 	@echo "make docs       the documentation site, into site/"
 	@echo "make bench      errors and speed of attention, and of a training step, here, into benchmarks/results/ and docs/"
 	@echo "make bench-gpu  the same on a GPU, with PYTHON= and OUT=, without an environment of its own"
-	@echo "make study-cpu  does differential attention help? a grid of models and seeds on Flickr8k; hours, goes on where it was stopped"
-	@echo "make study-a, study-b, study-c  the experiments of docs/experiments.md: hours, hours, half an hour"
+	@echo "make experiments  write the pages of experiments/ again from their records"
 	@echo "make study-gpu  experiment A or B on a GPU, with STUDY=, MINUTES=, PYTHON=, DATA=, OUT=, DONE= and SET="
 
 demo: $(READY)
@@ -85,6 +84,7 @@ lint: $(READY)
 	$(RUN) ruff check --no-cache .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+	$(RUN) experiments.pages && git diff --exit-code --stat -- experiments
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(VENV)/bin:$$PATH" mkdocs build --strict --quiet
@@ -112,7 +112,7 @@ bench-gpu:
 	DEVICE=$(DEVICE) PYTHON=$(PYTHON) benchmarks/gpu.sh $(PART) $(OUT)
 
 # A call stops after MINUTES (without it, at the end) and writes OUT/study.tgz; the next call goes on from it:
-# make study-gpu PYTHON=python3 DATA=… OUT=… DONE=OUT/study.tgz. The last one is unpacked in benchmarks/results/.
+# make study-gpu PYTHON=python3 DATA=… OUT=… DONE=OUT/study.tgz.
 # SET='scenes.distractors=4' changes the study; each such study needs an OUT and RUNS of its own. Checkpoints are in RUNS.
 STUDY ?= study_b_gpu
 RUNS ?= /tmp/diffclip-study
@@ -123,27 +123,9 @@ study-gpu:
 		--runs $(RUNS)/$(basename $(notdir $(STUDY))) --output $(OUT)/results/$(basename $(notdir $(STUDY))); \
 		code=$$?; tar -czf $(OUT)/study.tgz -C $(OUT)/results . && exit $$code
 
-# The experiments of docs/experiments.md; stopped, they go on where they were. FLAGS=--dry-run trains nothing, and prints
-# hours and the detectable difference.
-study-a: $(READY)
-	$(VENV)/bin/diffclip study study_a --data $(DATA) --runs runs/study_a --output benchmarks/results/study_a --workers 2 $(FLAGS)
-	$(VENV)/bin/diffclip report benchmarks/results/study_a --markdown docs/results/study_a.md --figures docs/figures
-	$(VENV)/bin/diffclip report benchmarks/results/study_a/results.jsonl --markdown docs/results/study_a_models.md \
-		--figures docs/figures --title "Experiment A: every model against CLIP"
-
-study-b: $(READY)
-	for part in '0 --only sweep --only models' '16 --only sweep --only models' 0 16 4; do set -- $$part; count=$$1; shift; \
-		$(VENV)/bin/diffclip study study_b scenes.distractors=$$count "$$@" --runs runs/study_b/k$$count \
-		--output benchmarks/results/study_b/k$$count --workers 2 $(FLAGS) || exit $$?; done
-	$(RUN) benchmarks.experiments
-
-study-c: $(READY)
-	$(RUN) benchmarks.needle $(FLAGS)
-	$(RUN) benchmarks.experiments
-
-study-cpu: $(READY)
-	$(VENV)/bin/diffclip study study_cpu --data $(DATA) --runs runs/study_cpu --output benchmarks/results/study_cpu --workers 2
-	$(VENV)/bin/diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md --figures docs/figures
+# Tables and figures of the experiments' pages from their results.csv; lint tells if that changes a file.
+experiments: $(READY)
+	$(RUN) experiments.pages
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -93,11 +93,12 @@ def write_study(folder: Path, levels: Mapping[str, float], seeds: Sequence[int] 
             records.append(make_record(about, "cost", "flickr8k", "parameters", cost, low=None, high=None))
     write_records(folder / "results.jsonl", records)
     arms = {model: {"change": {"model": model}} for model in levels}
-    primary = {"task": "validation", "dataset": "flickr8k", "metric": "score", "margin": 0.01}
-    study: dict[str, Any] = {"title": "A made-up study", "models": {"arms": arms, "seeds": list(seeds)}}
+    primary = {"task": "validation", "dataset": "flickr8k", "metric": "score"}
+    study: dict[str, Any] = {"title": "A made-up study", "recipe": "flickr8k_cpu", "data": "flickr8k"}
+    study["models"] = {"arms": arms, "seeds": list(seeds), "suite": "brief"}
     study["contrasts"] = [[model, "CLIP"] for model in levels if model != "CLIP"]
-    study["endpoints"] = {"primary": primary | {"arm": "DiffCLIP", "against": "CLIP"}}
-    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    study["endpoints"] = {"primary": primary | {"arm": "DiffCLIP", "against": "CLIP", "margin": 0.01}}
+    (folder / "spec.yaml").write_text(yaml.safe_dump(study))
     swept = {"group": "sweep", "seed": 100, "weight_decay": 0.1, "score": 0.05, "diverged": None}
     swept |= {"steps": 100, "seconds": 60.0}
     rates = [(model, rate) for model in levels for rate in (1e-4, 1e-3)]

@@ -1,6 +1,7 @@
-"""MkDocs hooks: write the page of commands from their help, and the page of the tutorial from its notebook."""
+"""MkDocs hooks: the page of commands from their help, that of the tutorial from its notebook, and the experiments."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,11 @@ NOTEBOOK, PAGE = "tutorial.ipynb", "tutorial.md"
 
 
 def on_files(files, config, **_):
-    """Add the notebook's cells as a page beside the notebook."""
+    """Add the notebook's cells as a page beside the notebook, and the pages and figures of the experiments."""
+    top = Path(config.docs_dir).parent
+    for path in sorted((top / "experiments").rglob("*")):
+        if path.suffix in (".md", ".png"):
+            files.append(File.generated(config, path.relative_to(top).as_posix(), abs_src_path=str(path)))
     cells = json.loads((Path(config.docs_dir) / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
     parts = [f"[The notebook itself]({NOTEBOOK}), to run it.\n"]
     for cell in cells:
@@ -24,10 +29,14 @@ def on_files(files, config, **_):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Append the commands' help to `reference/commands.md`; let `index.md` link to the page of the notebook."""
+    """Append the commands' help to `reference/commands.md`; let `index.md` link to the page of the notebook, and links
+    between `docs/` and `experiments/` be those of the site."""
+    if page.file.src_uri.startswith("experiments/"):
+        return re.sub(r"\]\(((?:\.\./)+)docs/", r"](\1", markdown)
+    markdown = markdown.replace("](../experiments/", "](experiments/")
     if page.file.src_uri == "index.md":
         return markdown.replace(f"({NOTEBOOK})", f"({PAGE})")
     if page.file.src_uri != "reference/commands.md":
-        return None
+        return markdown
     command = [sys.executable, "-m", "typer", "diffclip.cli.main", "utils", "docs", "--name", "diffclip"]
     return markdown + subprocess.run(command, capture_output=True, text=True, check=True).stdout

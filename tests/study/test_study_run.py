@@ -53,7 +53,7 @@ def test_grid_runs_once_in_order_with_the_sweeps_settings(study_file, diffclip_s
     lines = StudyFolder(out).runs
     diverged = lines["sweep/CLIP-lr1e+30-wd0.1-s100"]
     assert (diverged["diverged"], diverged["score"]) == (2, None)
-    assert not (out / "results.jsonl").exists()
+    assert not (out / "results.csv").exists()
 
     second = diffclip_study(file)
     assert second.returncode == 0, second.stderr
@@ -63,12 +63,20 @@ def test_grid_runs_once_in_order_with_the_sweeps_settings(study_file, diffclip_s
     assert [line.split(":")[0] for line in second.stderr.splitlines() if ": started" in line] == grid
     assert "samples/s" not in second.stderr  # it is in the run's log
     assert "samples/s" in (runs / "models" / "DiffCLIP-s0.log").read_text()
-    files = {".lock", "curves.jsonl", "results.jsonl", "runs.jsonl", "study.yaml", "timing.json"}
+    files = {
+        ".lock",
+        "curves.jsonl",
+        "protocols.yaml",
+        "results.csv",
+        "runs.jsonl",
+        "spec.yaml",
+        "timing.json",
+    }
     assert {path.name for path in out.iterdir()} == files
     assert not list(runs.rglob("checkpoints"))
     _check_files(out)
 
-    unchanged = [out / name for name in files - {".lock", "study.yaml"}]
+    unchanged = [out / name for name in files - {".lock", "spec.yaml"}]
     before = {path: path.stat().st_mtime_ns for path in unchanged}
     assert diffclip_study(file).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in unchanged} == before
@@ -104,12 +112,11 @@ def _check_files(out: Path) -> None:
     frame = load_records(out)
     assert set(frame["model"]) == {"CLIP", "DiffCLIP", "DiffCLIP-no-norm"}
     rows = frame[frame["model"] == "DiffCLIP"]
-    assert set(rows["weights"].dropna()) == {"models/DiffCLIP-s0/checkpoints/best"}
     assert {"retrieval", "zero-shot", "validation", "training", "cost"} <= set(rows["task"])
     (score,) = rows[(rows["task"] == "validation") & (rows["metric"] == "score")]["value"]
-    assert score == line["score"]
+    assert score == pytest.approx(line["score"], rel=1e-5)
     lambdas = rows[rows["metric"] == "lambda"]
-    assert list(zip(lambdas["map"], lambdas["layer"], strict=True)) == [("vision", 1), ("text", 1)]
+    assert list(lambdas["map"]) == ["vision", "text"]
     curves = {curve["run"]: curve for curve in read_lines(out / "curves.jsonl")}
     assert list(curves) == ["models/CLIP-s0", "models/DiffCLIP-s0", "ablations/DiffCLIP-no-norm-s0"]
     curve = curves["models/DiffCLIP-s0"]

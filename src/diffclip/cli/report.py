@@ -74,7 +74,7 @@ def report(
 
     Example: diffclip report runs/clip runs/diffclip --output report.html --attention scenes
 
-    Example: diffclip report benchmarks/results/study_cpu --markdown docs/results/study_cpu.md
+    Example: diffclip report experiments/study_cpu --markdown study_cpu.md
     """
     require_report()
     from diffclip.training.run_folder import METRICS_FILE

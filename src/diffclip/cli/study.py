@@ -23,7 +23,8 @@ def study(
     data: Annotated[Path, typer.Option(help="Folder of the published sets.")] = Path("sets"),
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: runs/STUDY.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the results; default: benchmarks/results/STUDY.")
+        Path | None,
+        typer.Option(help="Folder of the results; default: that of a spec.yaml, else results/STUDY."),
     ] = None,
     workers: Annotated[
         int | None,
@@ -98,7 +99,7 @@ def study(
 
     from diffclip.study.executors import Local, Slurm, parse_options
     from diffclip.study.plan import GROUPS
-    from diffclip.study.results import RUNS_FILE
+    from diffclip.study.results import RUNS_FILE, STUDY_FILE
     from diffclip.study.runs import run_study
     from diffclip.study.site import Site, check_site, entries_of, unavailable_sets, usual_workers
     from diffclip.study.spec import read_study
@@ -108,7 +109,8 @@ def study(
         raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
     resolved = read_study(recipe, changes or [])
     groups = [group for group in GROUPS if not only or group in only]
-    name = Path(recipe).stem
+    path = find_recipe(recipe, "study_")
+    name = path.parent.name if path.name == STUDY_FILE else path.stem
     job_options = parse_options(slurm or "")
     if cluster is None:
         chosen = pick_device(device).type
@@ -122,7 +124,7 @@ def study(
     site = Site(
         data=data,
         runs=runs or Path("runs") / name,
-        output=output or Path("benchmarks/results") / name,
+        output=output or (path.parent if path.name == STUDY_FILE else Path("results") / name),
         device=chosen,
         workers=at_a_time,
         threads=threads,

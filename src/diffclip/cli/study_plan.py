@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from diffclip.cli.console import print_table
-from diffclip.evaluation.records import RESULTS_FILE, load_records
+from diffclip.evaluation.records import TABLE_FILE, load_records
 from diffclip.evaluation.statistics import detectable, run_sd
 from diffclip.evaluation.verdicts import Family
 from diffclip.report.names import measure_label
@@ -100,7 +100,7 @@ def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:
     measured. Each setting of the sweep counts as a model: its seeds show the variance before the models are trained.
     """
     primary, columns = study.endpoints.primary, ["model", "seed", "value"]
-    if (folder / RESULTS_FILE).is_file():
+    if (folder / TABLE_FILE).is_file():
         frame = load_records(folder)
         for key in ("task", "dataset", "metric"):
             frame = frame[frame[key] == getattr(primary, key)]

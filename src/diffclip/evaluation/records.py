@@ -1,16 +1,21 @@
-"""Typed result records: one number each, as one flat JSON object per line; and the pandas table of them.
+"""Typed result records, one number each; their files, and the pandas table of them.
 
-`protocol` is text for people. Programs read the other fields.
+A file has one flat JSON object per line (`results.jsonl`, which an evaluation writes) or one CSV row per record
+(`results.csv`, which a study keeps). Beside a CSV file, `protocols.yaml` has the fields that many records share, by the
+key in the column `protocol`. The field `protocol` itself is text for people; programs read the other fields.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from diffclip.config import explain
@@ -20,7 +25,13 @@ from diffclip.files import read_text, write_text
 if TYPE_CHECKING:
     import pandas as pd
 
-RESULTS_FILE = "results.jsonl"
+RESULTS_FILE, TABLE_FILE, PROTOCOLS_FILE = "results.jsonl", "results.csv", "protocols.yaml"
+_IN_TABLE = (
+    *("study", "model", "seed", "fold", "draw", "task", "dataset", "metric", "map", "epsilon", "value"),
+    *("low", "high", "steps"),
+)
+"""The columns of a CSV file, beside the key of the protocol. Columns without any value are left out."""
+_NOT_IN_TABLE = ("weights", "seconds", "layer", "head")
 Line = TypeVar("Line", bound=BaseModel)
 
 
@@ -28,6 +39,7 @@ class Record(BaseModel):
     """One number with every fact about it.
 
     Attributes:
+        study: the study of the record, in a file of several studies.
         model: the arm of a study or the run's name without its seed, else the architecture's name.
         weights: where the weights came from.
         value: the number; a fraction in [0, 1] if the metric is a share. None if it could not be computed.
@@ -68,6 +80,7 @@ class Record(BaseModel):
     seed: int | None
     protocol: str
     fold: int | None = None
+    study: str | None = None
     chance: FiniteFloat | None = None
     draw: int | None = None
     classes: int | None = None
@@ -107,13 +120,72 @@ def write_records(path: str | Path, records: Iterable[Record]) -> None:
     write_text(path, to_lines(records))
 
 
+def write_table(folder: Path, records: Iterable[Record]) -> None:
+    """Write `results.csv` and `protocols.yaml` into a folder, with numbers of six significant digits.
+
+    Records of single layers and heads are left out, as are the fields `weights` and `seconds`: they would be most of
+    the file.
+    """
+    rows, keys, protocols = [], dict[str, str](), dict[str, Any]()
+    for record in records:
+        if record.layer is not None or record.head is not None:
+            continue
+        fields = record.model_dump(mode="json", exclude=set(_NOT_IN_TABLE))
+        shared = {
+            name: value for name, value in fields.items() if name not in _IN_TABLE and value is not None
+        }
+        content = json.dumps(shared, sort_keys=True)
+        if content not in keys:
+            number = sum(key.startswith(f"{record.task}-") for key in protocols) + 1
+            keys[content] = f"{record.task}-{number}"
+            protocols[keys[content]] = shared
+        rows.append({name: _digits(fields[name]) for name in _IN_TABLE} | {"protocol": keys[content]})
+    used = [name for name in (*_IN_TABLE, "protocol") if any(row[name] != "" for row in rows)]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, used, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    # the table last: without its protocols a table cannot be read
+    write_text(
+        folder / PROTOCOLS_FILE, yaml.safe_dump(protocols, sort_keys=False, allow_unicode=True, width=1000)
+    )
+    write_text(folder / TABLE_FILE, table.getvalue())
+
+
+def _digits(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.6g}"
+    return "" if value is None else value
+
+
 def read_records(path: str | Path) -> list[Record]:
-    """Read the records of a JSON-lines file; empty lines are skipped.
+    """Read the records of a JSON-lines file (empty lines are skipped) or of a CSV file with its `protocols.yaml`.
 
     Raises:
         InputError: the file cannot be read, or a line is not a record (with file, line and field).
     """
+    if Path(path).suffix == ".csv":
+        return _read_table(Path(path))
     return parse_lines(read_text(Path(path)).split("\n"), Record, path, "record")
+
+
+def _read_table(path: Path) -> list[Record]:
+    text, protocols = read_text(path), yaml.safe_load(read_text(path.with_name(PROTOCOLS_FILE)))
+    records = []
+    for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
+        key = row.pop("protocol", None)
+        if key not in protocols:
+            raise InputError(
+                f"{path}, line {number}: protocol {key!r} is not in {PROTOCOLS_FILE}: bring both files"
+            )
+        given = {name: value for name, value in row.items() if value not in ("", None)}
+        absent: dict[str, Any] = dict.fromkeys(("value", "low", "high", "seed"))
+        absent["weights"] = "-s".join(given[name] for name in ("model", "seed") if name in given)
+        try:
+            records.append(Record.model_validate(absent | protocols[key] | given))
+        except ValidationError as error:
+            raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
+    return records
 
 
 def parse_lines(lines: Iterable[str], kind: type[Line], path: str | Path, noun: str) -> list[Line]:
@@ -129,27 +201,38 @@ def parse_lines(lines: Iterable[str], kind: type[Line], path: str | Path, noun: 
 
 
 def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:
-    """List the record files: each path that is a file, and every `results.jsonl` in or below a path that is a folder.
+    """List the record files: each path that is a file, and every `results.jsonl` and `results.csv` in or below a path
+    that is a folder.
 
     Raises:
         InputError: a path does not exist, or a folder holds no results.
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        matches = sorted(path.rglob(RESULTS_FILE)) if path.is_dir() else [path]
+        matches = _files_below(path) if path.is_dir() else [path]
         if not matches:
             raise InputError(
-                f"{path} holds no {RESULTS_FILE}: evaluate a model first, see `diffclip evaluate`"
+                f"{path} holds no {RESULTS_FILE} or {TABLE_FILE}: evaluate a model first, see `diffclip evaluate`"
             )
         files += matches
     return list(dict.fromkeys(files))
+
+
+def has_records(folder: Path) -> bool:
+    """Tell whether there is a record file in or below a folder."""
+    return bool(_files_below(folder))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(file for name in (RESULTS_FILE, TABLE_FILE) for file in folder.rglob(name))
 
 
 def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> pd.DataFrame:
     """Load result records as a table, one row per record and one column per field.
 
     Args:
-        paths: record files (JSON lines) or folders; every `results.jsonl` in or below a folder is loaded.
+        paths: record files (JSON lines or CSV) or folders; every `results.jsonl` and `results.csv` in or below a folder
+            is loaded.
 
     Raises:
         InputError: as `read_records` and `record_files`; pandas is not installed.

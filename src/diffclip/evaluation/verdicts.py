@@ -144,11 +144,14 @@ class Family(_Part):
     def endpoints(self) -> list[Endpoint]:
         """The measures, the primary one first; a secondary endpoint of the primary measure is the same."""
         first = [self.primary.endpoint] if self.primary else []
-        names = {(one.task, one.dataset, one.metric, one.study) for one in first}
-        rest = [
-            one for one in self.secondary or () if (one.task, one.dataset, one.metric, one.study) not in names
-        ]
+        rest = [one for one in self.secondary or () if not any(_is_same(one, other) for other in first)]
         return list(dict.fromkeys([*first, *rest]))
+
+
+def _is_same(one: Endpoint, other: Endpoint) -> bool:
+    """Tell whether two endpoints can be the same measure: no field that both give differs, nor the study."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in MEASURE]
+    return one.study == other.study and all(a == b or None in (a, b) for a, b in pairs)
 
 
 def family_of(study: Mapping[str, Any]) -> Family:

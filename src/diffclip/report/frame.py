@@ -11,7 +11,7 @@ import pandas as pd
 
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
-from diffclip.evaluation.records import RESULTS_FILE, load_records
+from diffclip.evaluation.records import has_records, load_records
 from diffclip.evaluation.verdicts import (
     IDENTITY,
     Contrast,
@@ -104,7 +104,7 @@ def read_results(paths: Sequence[str | Path], against: str | None = None) -> Res
         raise InputError(f"{studies[0]} and {studies[1]} are two studies: give one of them")
     curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
     # folders without results have runs that were not evaluated
-    evaluated = [path for path in sources if not path.is_dir() or next(path.rglob(RESULTS_FILE), None)]
+    evaluated = [path for path in sources if not path.is_dir() or has_records(path)]
     records = load_records(evaluated)
     if records.empty and not curves:
         names = ", ".join(map(str, sources))

@@ -36,7 +36,10 @@ def with_chosen_rates(records: Iterable[Record], study: Study, finished: Mapping
         runs = len(grid.seeds) * (study.folds or 1)
         if all(finished.get(name, 0) == runs for name in grid.rates(arm)):
             by_rate = [by_model[name] for name in grid.rates(arm)]
-            kept += [record.model_copy(update={"model": arm}) for record in _choose(by_rate, study, runs)]
+            kept += [
+                record.model_copy(update={"model": arm, "protocol": f"{record.protocol}; as {record.model}"})
+                for record in _choose(by_rate, study, runs)
+            ]
     return kept
 
 

@@ -1,4 +1,4 @@
-"""The folder of a study: study.yaml, runs.jsonl, results.jsonl, curves.jsonl and timing.json.
+"""The folder of a study: spec.yaml, runs.jsonl, results.csv with protocols.yaml, curves.jsonl and timing.json.
 
 One process writes it. A finished run is added to all files, each written whole, and to runs.jsonl last. So a run
 without a line there is not finished, even if a killed process left lines elsewhere. The imports at the top do not
@@ -17,10 +17,10 @@ import numpy as np
 
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
-from diffclip.evaluation.records import RESULTS_FILE, Record, read_records, to_lines
+from diffclip.evaluation.records import RESULTS_FILE, TABLE_FILE, Record, read_records, write_table
 from diffclip.files import write_text
 from diffclip.study.rates import with_chosen_rates
-from diffclip.training.recipe_file import read_fields
+from diffclip.training.recipe_file import parse, recipe_fields
 from diffclip.training.run_folder import (
     ABOUT_FILE,
     METRICS_FILE,
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from diffclip.study.spec import Study
     from diffclip.training.recipe import Recipe
 
-STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "study.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
+STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "spec.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
 Line = dict[str, Any]
 """A line of runs.jsonl: the facts about a finished run."""
 
+_WRITTEN = "# written by diffclip study"
 _POINTS = 50  # points per curve
 
 
@@ -67,23 +68,29 @@ class StudyFolder:
             )
 
     def claim(self, study: Study) -> None:
-        """Check the folder and write study.yaml."""
+        """Check the folder and write spec.yaml, with every key, unless the folder has a spec that says the same."""
         self.check(study)
-        self.study = study
-        write_text(self.path / STUDY_FILE, study.to_yaml())
+        self.study, file = study, self.path / STUDY_FILE
+        if file.is_file() and not file.read_text("utf-8").startswith(_WRITTEN):
+            if read_study_file(self.path) != study.model_dump(mode="json"):
+                raise InputError(
+                    f"{file} says otherwise: write the changes into it, or choose another --output"
+                )
+        else:
+            write_text(file, f"{_WRITTEN}\n{study.to_yaml()}")
 
     def add(self, line: Line, records: Iterable[Record], curve: Line) -> None:
         """Add a finished run, in place of an earlier run of that name."""
         name, arm, seed = line["run"], line["arm"], line["seed"]
         if line["group"] != "sweep":
-            file = self.path / RESULTS_FILE
+            file = self.path / TABLE_FILE
             saved = read_records(file) if file.is_file() else []
             saved = [record for record in saved if (record.model, record.seed) != (arm, seed)]
             results = with_averages([*saved, *records])  # recompute all with this code
             if self.study is not None:
                 finished = Counter(done["arm"] for done in {**self.runs, name: line}.values())
                 results = with_chosen_rates(results, self.study, finished)
-            write_text(file, to_lines(results))
+            write_table(self.path, results)
             curves = [row for row in read_lines(self.path / CURVES_FILE) if row["run"] != name]
             _write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
@@ -98,8 +105,11 @@ def saved_curves(folders: Iterable[Path]) -> list[Line]:
 
 
 def read_study_file(folder: Path) -> dict[str, Any]:
-    """Read the fields of the study in `folder`; a file without a study raises `InputError`."""
-    return read_fields(folder / STUDY_FILE, "study", "remove it, or give another folder")
+    """Read all fields of the study in `folder`; a file without a study raises `InputError`."""
+    from diffclip.study.spec import Study  # imports torch
+
+    file = folder / STUDY_FILE
+    return parse(Study, recipe_fields(file), file, "study").model_dump(mode="json")
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
@@ -152,12 +162,12 @@ def describe_run(
     if planned.group != "sweep" and diverged is None:
         measured_by_suite = [record for record in read_records(run / RESULTS_FILE) if record.layer is None]
         records = _training_records(study, planned, line, best, steps[-1])
-        records += [_label_and_round(record, planned, study) for record in measured_by_suite]
+        records += [_label(record, planned, study) for record in measured_by_suite]
     return line, records, names | curve(steps, validations, _POINTS)
 
 
 def _training_records(study: Study, planned: Planned, line: Line, best: Line, last: Line) -> list[Record]:
-    """Make the records of the training: validation score, λ and correlation of the maps by layer, and cost."""
+    """Make the records of the training: validation score, λ and correlation of the maps by tower, and cost."""
     common = {"dataset": study.data, "data": study.data, "init": planned.recipe.init, "steps": line["steps"]}
     common |= {"low": None, "high": None, "split": "train", "count": 1} | _describe_model(planned)
 
@@ -173,25 +183,21 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
         )
         records.append(record("validation", "score", best["score"], score_protocol, split="val", count=count))
     for metric, row, protocol in (
-        ("lambda", last, "last step"),
-        ("map_correlation", best, "best checkpoint"),
+        ("lambda", last, "mean over layers, last step"),
+        ("map_correlation", best, "mean over layers, best checkpoint"),
     ):
         for tower, values in (row.get(metric) or {}).items():
             facts = {"map": "vision" if tower == "visual" else tower}
-            for layer, value in enumerate(values, 1):
-                records.append(record("training", metric, value, protocol, layer=layer, **facts))
+            records.append(record("training", metric, float(np.mean(values)), protocol, **facts))
     protocol = f"{line['side_by_side']} at a time on {line['device']}, {line['threads']} threads each"
     costs = ("parameters", "step_seconds", "seconds", "peak_memory")
     return records + [record("cost", name, line[name], protocol) for name in costs if line[name] is not None]
 
 
-def _label_and_round(record: Record, planned: Planned, study: Study) -> Record:
-    """Return the record with its arm, seed and weights, rounded to six significant digits. Measures on folds have one
-    name in all runs."""
+def _label(record: Record, planned: Planned, study: Study) -> Record:
+    """Return the record with its arm, seed and weights. Measures on folds have one name in all runs."""
     split = "fold" if planned.fold is not None and record.dataset == study.data else record.split
-    numbers = {name: getattr(record, name) for name in ("value", "low", "high", "chance", "seconds")}
-    rounded = {name: float(f"{value:.6g}") for name, value in numbers.items() if value is not None}
-    return record.model_copy(update=_describe_model(planned) | rounded | {"split": split})
+    return record.model_copy(update=_describe_model(planned) | {"split": split})
 
 
 def _describe_model(planned: Planned) -> dict[str, Any]:

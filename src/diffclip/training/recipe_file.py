@@ -17,6 +17,7 @@ from diffclip.errors import InputError, unknown_name
 Parsed = TypeVar("Parsed", bound=BaseModel)
 # prefixes of the built-in recipes that are not for `diffclip train`
 _PREFIXES = ("study_", "vlm_")
+_EXPERIMENTS = Path(diffclip.__file__).parents[2] / "experiments"
 
 
 class Keys(BaseModel):
@@ -69,6 +70,8 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
     if path.is_file():
         return path
     names = {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("**/*.yaml"))}
+    # in a checkout, the spec of a study stands beside its results
+    names |= {file.parent.name: file for file in _EXPERIMENTS.glob("*/spec.yaml")}
     if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
         return names[path.stem]
     if path.is_dir():
