@@ -7,7 +7,7 @@ Sizes and names follow the paper (TMLR 2025, Section 4) and its baseline, SLIP's
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -15,9 +15,7 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -45,18 +43,7 @@ STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "openai": (OPENAI_MEAN,
 
 
 class _Config(BaseModel):
-    """Files and digests leave out a field in `later` at its default, so that they are as before the field existed."""
-
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
-    later: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
-        for name in self.later:
-            if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
-                fields.pop(name, None)
-        return fields
 
 
 class _TowerConfig(_Config):
@@ -98,8 +85,6 @@ class VisionConfig(_TowerConfig):
     `norm_eps` None is resolved when the model is built: 1e-6, but 1e-5 for a differential tower with
     `init="published"`, as the published code has it.
     """
-
-    later: ClassVar[tuple[str, ...]] = ("registers",)
 
     image_size: ImageSize = 224
     patch_size: PositiveInt = 16
@@ -168,8 +153,6 @@ class CLIPConfig(_Config):
     `lambda_init` is a number, or "dynamic": 0.8 − 0.6·exp(−0.3·l) with l = 0 in a tower's first layer. Only kinds of
     attention with it in their `options` use it: "differential", the published kind, and those that share its factor.
     """
-
-    later: ClassVar[tuple[str, ...]] = ("differential",)
 
     embed_dim: PositiveInt = 512
     vision: VisionConfig = Field(default_factory=VisionConfig)

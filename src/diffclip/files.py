@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -16,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 from safetensors import SafetensorError
 
@@ -197,33 +195,6 @@ def flush(path: Path) -> None:
                 os.fsync(handle.fileno())
 
 
-def lock_file(file: Path) -> IO[str] | str:
-    """Lock `file` and return its handle. If another process holds the lock, return its name ("process 7 on HOST").
-
-    The file is created if needed. The lock ends when the handle is closed or the process ends. The lock belongs to
-    this process: data workers that live a moment longer do not hold it. On a file system without locks, the call
-    returns a handle, and other processes are not kept out.
-    """
-    import fcntl  # not on every system
-
-    with explain_disk_errors(file):
-        handle = file.open("a+", encoding="utf-8")
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.seek(0)
-        holder = handle.read().strip() or "another process"
-        handle.close()
-        return holder
-    except OSError as error:
-        _say_without_locks(file.parent, str(error.strerror))
-    with explain_disk_errors(file):
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {platform.node()}")
-        handle.flush()
-    return handle
-
-
 @cache
 def _say_without_locks(folder: Path, reason: str) -> None:
     print(
@@ -233,24 +204,29 @@ def _say_without_locks(folder: Path, reason: str) -> None:
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
-    """Lock the file `path`, created if needed, during the block; other processes wait, also on other machines.
+def hold_lock(file: Path, busy: str | None = None) -> Iterator[None]:
+    """Lock `file`, created if needed, during the block, or until the process ends; also for other machines.
 
-    On a file system without locks, no process waits.
+    While another process holds the lock, this one waits, or raises `InputError` with the message `busy`. Children
+    do not hold the lock of their parent. On a file system without locks, the block runs with a warning.
     """
-    import fcntl
+    from filelock import FileLock, Timeout
 
-    with explain_disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
+    lock = FileLock(file)
+    with explain_disk_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            lock.acquire(timeout=-1 if busy is None else 0)
+        except Timeout:
+            raise InputError(str(busy)) from None
         except OSError as error:
-            _say_without_locks(path.parent, str(error.strerror))
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP):
+                raise
+            _say_without_locks(file.parent, str(error.strerror))
+    try:
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def digest_of(value: object) -> str:

@@ -127,8 +127,8 @@ def _check_files(out: Path) -> None:
 @pytest.mark.parametrize(("folder", "option"), [("runs", "--runs"), ("out", "--output")])
 def test_two_studies_cannot_share_a_folder(folder, option, study_file, diffclip_study, tmp_path) -> None:
     (tmp_path / folder).mkdir()
-    script = "import sys; from pathlib import Path; from diffclip.files import lock_file\n"
-    script += "held = lock_file(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    script = "import sys; from pathlib import Path; from diffclip.files import hold_lock\n"
+    script += "with hold_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     command, pipe = [sys.executable, "-c", script, tmp_path / folder / ".lock"], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:
         assert other.stdout.readline() == b"held\n"

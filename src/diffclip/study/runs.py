@@ -16,7 +16,7 @@ from pathlib import Path
 
 from diffclip.data.published_sets import BUILT_IN
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
-from diffclip.files import cores, explain_disk_errors, lock_file
+from diffclip.files import cores, explain_disk_errors, hold_lock
 from diffclip.scenes.write import draw_built_in, write_scenes
 from diffclip.study.executors import Executor
 from diffclip.study.folds import write_folds
@@ -79,12 +79,8 @@ def run_study(
         for path, option in ((site.output, "--output"), (site.runs, "--runs")):
             with explain_disk_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
-            lock = lock_file(path / ".lock")
-            if isinstance(lock, str):
-                raise InputError(
-                    f"{lock} is running a study in {path}: wait for it, or choose another {option}"
-                )
-            locks.enter_context(lock)
+            busy = f"another process is running a study in {path}: wait for it, or choose another {option}"
+            locks.enter_context(hold_lock(path / ".lock", busy))
         folder = StudyFolder(site.output)
         folder.claim(study)
         if "sweep" not in groups:

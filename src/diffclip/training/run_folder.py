@@ -9,15 +9,15 @@ import json
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from diffclip.errors import InputError, hide_secrets
-from diffclip.files import explain_disk_errors, lock_file, write_text
+from diffclip.files import explain_disk_errors, hold_lock, write_text
 from diffclip.training.recipe import FREE_KEYS, Recipe, read_recipe
 from diffclip.training.recipe_file import read_fields
 
@@ -74,13 +74,11 @@ def names_in(run: Path) -> set[str]:
         return {path.name for path in run.iterdir() if path.suffix != ".tmp"} if run.exists() else set()
 
 
-def lock_folder(run: Path) -> IO[str]:
-    """Keep other processes from training in `run` until this process ends in any way, or the handle is closed. If
-    another process trains there, raise `InputError`."""
-    handle = lock_file(run / LOCK_FILE)
-    if isinstance(handle, str):
-        raise InputError(f"{handle} trains in {run}: wait for it, or choose another --run")
-    return handle
+def lock_folder(run: Path) -> AbstractContextManager[None]:
+    """Keep other processes from training in `run` until the context or this process ends."""
+    return hold_lock(
+        run / LOCK_FILE, f"another process trains in {run}: wait for it, or choose another --run"
+    )
 
 
 def describe_change(

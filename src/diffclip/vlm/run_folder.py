@@ -9,16 +9,14 @@ import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from diffclip.errors import InputError
-from diffclip.files import explain_disk_errors, write_text
+from diffclip.files import write_text
 from diffclip.training.run_folder import (
     LOCK_FILE,
     METRICS_FILE,
     RECIPE_FILE,
     describe_change,
-    lock_folder,
     names_in,
 )
 from diffclip.vlm.files import MODEL_FOLDER
@@ -73,12 +71,11 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
         raise InputError(f"{run} was started with {change}: resume with the same recipe")
 
 
-def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
-    """Make the folder that `check_run` has checked, and lock it until the returned handle is closed. `samples` is the
-    digest of the conversations; their file may have moved."""
-    with explain_disk_errors(run):
-        run.mkdir(parents=True, exist_ok=True)
-    lock = lock_folder(run)
+def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> None:
+    """Prepare the locked folder that `check_run` has checked.
+
+    `samples` is the digest of the conversations; their file may have moved.
+    """
     file, complete = run / _SAMPLES_FILE, checkpoints(run)
     # remove checkpoints that were not written to the end: training may not save at that step again
     for folder in run.glob("checkpoint-*"):
@@ -89,4 +86,3 @@ def claim_run(recipe: VLMRecipe, run: Path, samples: str) -> IO[str]:
         write_text(file, samples)
     elif file.is_file() and file.read_text() != samples:
         raise InputError(f"{run} was started with other conversations: resume with the same JSON")
-    return lock

@@ -16,7 +16,7 @@ import torch
 
 from diffclip.errors import DiffCLIPError, InputError
 from diffclip.training.distributed import has_bf16, native_precision
-from diffclip.training.run_folder import RECIPE_FILE
+from diffclip.training.run_folder import RECIPE_FILE, lock_folder
 from diffclip.training.stopping import StopRequest
 from diffclip.vlm.chat import TEMPLATES, image_tokens
 from diffclip.vlm.dataset import ConversationSet, GroupedOrder, open_conversations
@@ -61,7 +61,8 @@ def train_stage(
             error.shared = True  # every process raises it
             raise
         if is_first:
-            stack.enter_context(claim_run(recipe, run, conversations.digest))
+            stack.enter_context(lock_folder(run))
+            claim_run(recipe, run, conversations.digest)
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
