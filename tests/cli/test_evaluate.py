@@ -5,21 +5,17 @@ import signal
 import time
 from functools import partial
 from multiprocessing import get_context
-from typing import get_args
 
 import in_process
 import pytest
 from masked_sets import animals, write_class_set, write_masked
 from typer.testing import CliRunner
 
-from diffclip.cli.attend import MethodName
-from diffclip.cli.evaluate import SuiteName
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import outcome_key, read_outcomes
-from diffclip.evaluation.suite import SUITES
-from diffclip.maps.view import METHODS
+from diffclip.evaluation.run import TASKS
 
 call = partial(in_process.call, "evaluate")
 
@@ -88,9 +84,8 @@ def test_narrow_table_shows_all_models_but_no_verdict(
     assert not {"better", "worse"} & set(table.split())
 
 
-def test_option_choices_match_suites_tasks_and_methods():
-    assert get_args(SuiteName) == tuple(SUITES)
-    assert set(get_args(MethodName)) == set(METHODS)
+def test_every_task_has_a_label():
+    assert names.TASKS.keys() == TASKS.keys()
 
 
 # --- suites ---

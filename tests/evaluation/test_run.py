@@ -17,7 +17,7 @@ import diffclip
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
-from diffclip.evaluation.corruptions import CORRUPTIONS, CorruptedTransform
+from diffclip.evaluation.corruptions import PARAMETERS, CorruptedTransform
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
 from diffclip.evaluation.run import TASKS, Sets, run_entries, run_task
@@ -194,7 +194,7 @@ def test_suites_have_valid_entries_and_the_paper_suite_has_its_tables():
     for entries in SUITES.values():
         assert len(set(entries)) == len(entries)
         assert {entry.task for entry in entries} <= set(TASKS)
-        assert {entry.corruption for entry in entries} <= {None, *CORRUPTIONS}
+        assert {entry.corruption for entry in entries} <= {None, *PARAMETERS}
     by_task = {}
     for entry in SUITES["paper"]:
         by_task.setdefault(entry.task, set()).add(entry.dataset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _DRAWN, _ARRAYS = (".png", ".svg", ".pdf"), ".npz"
 _DEFAULT = Path("attend.png")
-# the names of METHODS in focus.view, as the type that typer needs
-MethodName = Literal["relevance", "grad-eclip", "legrad", "attention", "A1", "A2", "rollout"]
 _METHODS = (
     "With a text: relevance (as in the paper's Figure 2), grad-eclip or legrad. Without: attention (the class token's "
     "row of A, or A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without."
@@ -44,7 +42,7 @@ def attend(
     ],
     model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several models make a row each.")],
     text: Annotated[list[str] | None, typer.Option(help="Text to look for; each text is a column.")] = None,
-    method: Annotated[MethodName | None, typer.Option(help=_METHODS, metavar="METHOD")] = None,
+    method: Annotated[str, typer.Option(help=_METHODS, show_default=False)] = "",
     layers: Annotated[str, typer.Option(help=_LAYERS, show_default=False)] = "",
     head: Annotated[
         int | None, typer.Option(min=1, help="One head, counted from 1, instead of the mean over heads.")
@@ -73,7 +71,7 @@ def attend(
     texts = [phrase.strip() for phrase in text or []]
     if not all(texts):
         raise InputError('--text is empty: say what to look for, as in --text "a dog"')
-    view = View(method or "", layers, head, _parse_patch(patch)).resolved(texts)
+    view = View(method, layers, head, _parse_patch(patch)).resolved(texts)
     if len({os.path.realpath(source) for source in model}) < len(model):
         raise InputError("--model has a model twice: name each model once")
     for source in model:

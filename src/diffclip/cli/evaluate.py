@@ -8,14 +8,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from diffclip.cli.console import Device, ModelName, say, say_loading, say_skipped, show_progress
 from diffclip.data.published_sets import BUILT_IN, set_folder
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group, unknown_name
+from diffclip.evaluation.suite import SUITES, Entry
 from diffclip.files import check_writable
+from diffclip.names import TASKS
 from diffclip.sources.load import Loaded, load_with_origin, pick_device
 from diffclip.sources.registry import MODEL_HELP, find_model, runs_in
 
@@ -24,16 +26,9 @@ if TYPE_CHECKING:
     from diffclip.evaluation.records import Record
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Measured
-    from diffclip.evaluation.suite import Entry
 
 
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
-# copies of the names in evaluation.suite and run: a wrong name is reported before these are imported
-SuiteName = Literal["scenes", "brief", "quick", "held-out", "folds", "clutter", "study", "attention", "paper"]
-_TASKS = (
-    *("zero-shot", "linear-probe", "few-shot", "retrieval", "mmvp", "sugarcrepe", "focus", "faithfulness"),
-    *("segmentation", "mechanics", "robustness"),
-)
 _PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
 _OUTPUT = (
     "Write the records to this file (JSON lines); its finished tasks are not run again. "
@@ -46,7 +41,7 @@ def evaluate(
         list[str] | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of runs.", metavar="MODEL...")
     ] = None,
     data: Annotated[str | None, typer.Option(help=_DATA)] = None,
-    suite: Annotated[SuiteName | None, typer.Option(help="Run a whole suite of tasks.")] = None,
+    suite: Annotated[str | None, typer.Option(help=f"Run a suite of tasks: {', '.join(SUITES)}.")] = None,
     data_root: Annotated[
         Path | None,
         typer.Option(help="Folder that holds the sets; it is searched before the working directory."),
@@ -55,7 +50,7 @@ def evaluate(
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,
     task: Annotated[
-        str | None, typer.Option(help=f"{', '.join(_TASKS)}; default: the task that fits the set.")
+        str | None, typer.Option(help=f"{', '.join(TASKS)}; default: the task that fits the set.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
     corrupt: Annotated[
@@ -229,18 +224,18 @@ def _check(
         raise InputError(
             "there is no model to measure: name a run folder, a file of weights or a folder of runs"
         )
-    if task is not None and task not in _TASKS:
-        from diffclip.evaluation.run import TASKS  # with those of plugins
-
-        if task not in TASKS:
-            raise unknown_name("task", task, TASKS)
     if skip_missing and suite is None:
         raise InputError("--skip-missing is for suites: add --suite, or leave --skip-missing out")
     if suite is not None and data is not None:
         raise InputError("--data and --suite exclude each other: leave one out")
     if suite is None and data is None:
-        names = ", ".join(get_args(SuiteName))
-        raise InputError(f"give --data with a folder or the name of a set, or --suite with one of {names}")
+        raise InputError(
+            f"give --data with a folder or the name of a set, or --suite with one of {', '.join(SUITES)}"
+        )
+    if suite is not None and suite not in SUITES:
+        raise unknown_name("suite", suite, SUITES)
+    if task is not None and task not in TASKS:
+        raise unknown_name("task", task, TASKS)
     if suite is not None and any(option is not None for option in (task, split, corrupt)):
         raise InputError(
             f"--suite {suite} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
@@ -251,7 +246,6 @@ def _entries(
     name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
 ) -> tuple[Entry, ...]:
     from diffclip.evaluation.corruptions import parameter
-    from diffclip.evaluation.suite import SUITES, Entry
 
     if name is not None:
         return SUITES[name]

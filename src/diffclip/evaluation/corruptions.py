@@ -51,7 +51,6 @@ PARAMETERS: dict[str, dict[int, tuple[float, ...]]] = {
 }
 """The parameters of severities 1 to 5, by corruption and size in pixels: the standard deviation of noise (1 is white
 minus black) and of blur (pixels), the quality of a JPEG, and the factor on the distance from the mean color."""
-CORRUPTIONS = tuple(PARAMETERS)
 
 
 def parameter(name: str, severity: int, size: int) -> float:
@@ -59,7 +58,7 @@ def parameter(name: str, severity: int, size: int) -> float:
     the nearest size counts. An unknown corruption or a severity other than 1 to 5 raises `InputError`.
     """
     if name not in PARAMETERS or severity not in range(1, MOST_SEVERE + 1):
-        advice = f"give {', '.join(CORRUPTIONS)} with a severity from 1 to {MOST_SEVERE}"
+        advice = f"give {', '.join(PARAMETERS)} with a severity from 1 to {MOST_SEVERE}"
         raise InputError(f"there is no corruption {name}:{severity}: {advice}")
     sizes = PARAMETERS[name]
     logs = [math.log(published) for published in sizes]

@@ -6,7 +6,7 @@ A task is one function. It takes a `Setting` (model, preparation, set) and retur
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
 2. Add a line to `TASKS`: the kinds of set that it reads, and the `options` of `Setting` that not every task uses.
-3. Name it in `cli/evaluate.py` (`TaskName`), `report/names.py` (`_TASKS`, `METRICS`) and the suites that measure it.
+3. Name it and its metrics in `names.py` (`TASKS`, `METRICS`), and the suites that measure it.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.segmentation import segmentation
 from diffclip.evaluation.suite import LEARNING, TRAIN, VALIDATION, Entry
 from diffclip.evaluation.zero_shot import retrieval, zero_shot
+from diffclip.names import TASKS as LABELS
 from diffclip.preprocess import EvalTransform
 from diffclip.scenes.write import draw_built_in
 from diffclip.sources.load import Loaded
@@ -101,6 +102,7 @@ def register_task(
 
     def register(run: TaskFunction) -> TaskFunction:
         TASKS[name] = Task(tuple(kinds), run, tuple(options), squash, tuple(needs))
+        LABELS[name] = name
         return run
 
     return register

@@ -21,7 +21,7 @@ from diffclip.data.published_sets import (
     set_folder,
 )
 from diffclip.errors import InputError
-from diffclip.evaluation.corruptions import CORRUPTIONS
+from diffclip.names import CORRUPTIONS
 
 TRAIN, VALIDATION = "train", ("val", "validation")
 LEARNING = ("linear-probe", "few-shot")  # tasks that learn from the set's split `train`

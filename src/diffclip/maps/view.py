@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, unknown_name
 from diffclip.files import printable
 
 METHODS = {
@@ -50,6 +50,8 @@ class View:
     def resolved(self, texts: Sequence[str]) -> View:
         """Replace the defaults, given the texts, or raise `InputError` for an invalid view."""
         method = self.method or ("relevance" if texts else "attention")
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
         if method in OF_TEXTS and self.patch is not None:
             raise InputError(
                 f"--patch does not work with --method {method}: leave --patch out, or use --method attention"

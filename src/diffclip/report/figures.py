@@ -19,10 +19,10 @@ from matplotlib.ticker import MaxNLocator
 
 from diffclip.data.published_sets import base_of
 from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN, PANELS, SIX_TASKS
+from diffclip.names import DATASETS
 from diffclip.report.compare import contrast_of, is_tested
 from diffclip.report.frame import BASELINE, TREATED, Results, measures_of, values_of
 from diffclip.report.names import (
-    DATASETS,
     in_order,
     is_share,
     metric_label,

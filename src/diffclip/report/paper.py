@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
+from diffclip.names import DATASETS
 from diffclip.report.frame import Results, values_of
-from diffclip.report.names import DATASETS, in_order, percent
+from diffclip.report.names import in_order, percent
 from diffclip.report.printed import PRINTED, paper_numbers
 from diffclip.report.tables import Table
 

@@ -298,7 +298,7 @@ class Study(Part):
 
 def _check_endpoints(study: Study) -> None:
     """Raise `InputError` if the runs would not measure an endpoint."""
-    from diffclip.report.names import METRICS
+    from diffclip.names import METRICS
 
     suite, endpoints = study.models.suite, study.endpoints
     measured = [(entry.task, entry.dataset) for entry in SUITES[suite]]
