@@ -11,6 +11,7 @@ import pytest
 from masked_sets import animals, write_class_set, write_masked
 from typer.testing import CliRunner
 
+from diffclip import names
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import read_records
