@@ -58,6 +58,7 @@ METRICS = {
     "mean_recall": "mean recall",
     "f1": "F1",
     "yes_ratio": "answers yes",
+    "neither_ratio": "answers neither yes nor no",
     "auroc": "area under ROC",
     "ap": "average precision",
     "inside": "share on the object",

@@ -3,7 +3,6 @@
 Tests must not change these fixtures (use `copy.deepcopy` first).
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,6 @@ import diffclip
 from diffclip.integrations.transformers import image_processor_of
 from diffclip.vlm.files import save_vlm
 from diffclip.vlm.llava import connect
-
-
-@pytest.fixture(scope="session", autouse=True)
-def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the conversation indexes of fixtures out of the user's cache folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,10 @@ def test_open_answers_and_descriptions_are_true_of_the_scene() -> None:
 
 def test_both_stages_are_llava_json_on_images_that_no_question_uses(written: Path, tmp_path: Path) -> None:
     images = written / "images"
-    captions, talks = (open_conversations(written / f"stage{stage}.json", images) for stage in (1, 2))
+    captions, talks = (
+        open_conversations(written / f"stage{stage}.json", images, tmp_path / f"index{stage}")
+        for stage in (1, 2)
+    )
     assert (len(captions), len(talks)) == (24, 48)
     assert all(len(caption.turns) == 1 for caption in captions)
     assert Image.open(images / (captions[0].image or "")).size == (16, 16)

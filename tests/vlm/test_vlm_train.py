@@ -21,8 +21,8 @@ from diffclip.evaluation.records import read_records
 from diffclip.vlm.demo import DemoSettings, run_vlm_demo
 from diffclip.vlm.files import load_vlm
 from diffclip.vlm.language_model import LanguageSettings
-from diffclip.vlm.recipe import VLMRecipe, read_vlm_recipe
 from diffclip.vlm.run_folder import check_run, checkpoints
+from diffclip.vlm.settings import VLMRecipe, read_vlm_recipe
 from diffclip.vlm.train import train_stage
 
 Read = Callable[..., VLMRecipe]
@@ -78,18 +78,18 @@ def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> 
 def test_stage_1_trains_only_the_connector_and_writes_metrics(first: Path, saved: Path) -> None:
     assert changed(load_file(saved / "model.safetensors"), weights(first)) == {"multi_modal_projector"}
     records = metrics(first)
-    assert [record["step"] for record in records] == list(range(1, 13))
+    assert [record["step"] for record in records] == list(range(1, 11))
     assert records[-1]["samples"] == 4 * 10
     assert records[-1]["loss"] < records[0]["loss"]
     rates = [record["lr"] for record in records]
-    assert rates[0] == 0  # one step of warm-up, 3 % of 12
+    assert rates[0] == 0  # one step of warm-up, 3 % of 10
     assert rates[1] == max(rates) == 1e-2
     assert rates == [rates[0], *sorted(rates[1:], reverse=True)]
     assert {"grad_norm", "epoch", "samples_per_second", "seconds_left", "time"} <= records[-1].keys()
     resolved = read_vlm_recipe(first / "recipe.yaml")
     assert resolved.stage(1).epochs == 4
     assert resolved.stage2 is None
-    assert [path.name for path in sorted(first.glob("checkpoint-*"))] == ["checkpoint-10", "checkpoint-12"]
+    assert [path.name for path in sorted(first.glob("checkpoint-*"))] == ["checkpoint-10", "checkpoint-8"]
 
 
 def test_stage_2_trains_the_connector_and_the_language_model(first: Path, read: Read, tmp_path: Path) -> None:
@@ -128,27 +128,17 @@ def test_a_stopped_or_killed_run_resumes_to_the_same_weights(first: Path, read: 
     assert checkpoints(run)[-1] == run / "checkpoint-3"
     with pytest.raises(InputError, match="add --resume"):
         train_stage(recipe, 1, run)
-    mended = tmp_path / "mended.json"
-    samples = json.loads(Path(recipe.stage(1).json_file).read_text())
-    answer = samples[0]["conversations"][1]
-    answer["value"] = answer["value"].swapcase()  # an answer of the same length
-    mended.write_text(json.dumps(samples))
-    with pytest.raises(InputError, match="was started with other conversations"):
-        train_stage(read(changes, f"stage1.json={mended}"), 1, run, resume=True)
-    kept = [run / name for name in ("checkpoint-1-keep", "checkpoint-best")]
-    for folder in kept:
-        folder.mkdir()
-    (kept[0] / "trainer_state.json").write_text("{}")
+    with pytest.raises(InputError, match=r"was started with stage1\.json="):
+        train_stage(read(changes, "stage1.json=other.json"), 1, run, resume=True)
     # a kill comes steps after the last whole checkpoint, or cuts a checkpoint off
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4}\n{"step": 5, "lo')
     for name in ("checkpoint-98", "checkpoint-99"):
         (run / name).mkdir()
     (run / "checkpoint-98" / "trainer_state.json").write_text("")
-    assert train_stage(recipe, 1, run, resume=True) == 12
+    assert train_stage(recipe, 1, run, resume=True) == 10
     assert not list(run.glob("checkpoint-9*"))
-    assert all(folder.is_dir() for folder in kept)
-    assert [record["step"] for record in metrics(run)] == list(range(1, 13))
+    assert [record["step"] for record in metrics(run)] == list(range(1, 11))
     assert not changed(weights(first), weights(run))
 
 

@@ -52,7 +52,7 @@ def train(
     from diffclip.training.recipe_file import find_recipe
 
     find_recipe(recipe, "vlm_")
-    from diffclip.vlm.recipe import read_vlm_recipe
+    from diffclip.vlm.settings import read_vlm_recipe
 
     resolved = read_vlm_recipe(recipe, changes or [])
     conversations = resolved.stage(stage).json_file

@@ -46,7 +46,15 @@ IDENTITY = ("study", *MEASURE)
 
 _LOWER_IS_BETTER = ("attack_success", "background10", "deletion_auc", "drop", "local_lipschitz")
 _DESCRIBING = (
-    *("class_token", "effective_patches", "entropy", "map_correlation", "top10", "yes_ratio"),
+    *(
+        "class_token",
+        "effective_patches",
+        "entropy",
+        "map_correlation",
+        "top10",
+        "yes_ratio",
+        "neither_ratio",
+    ),
     *("gradient_cosine", "high_norm_share", "negative_weight", "sink_ratio", "sink_value_norm"),
     *("head_redundancy", "noise_correlation", "output_redundancy"),
 )

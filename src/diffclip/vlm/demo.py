@@ -27,9 +27,9 @@ from diffclip.scenes.write import write_questions
 from diffclip.vlm.evaluate import evaluate_models
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.pope import open_questions
-from diffclip.vlm.recipe import STAGES, read_vlm_recipe
 from diffclip.vlm.run_folder import is_finished
 from diffclip.vlm.scenes import STAGE_FILES, write_conversations
+from diffclip.vlm.settings import STAGES, read_vlm_recipe
 from diffclip.vlm.train import train_stage
 
 RECIPE = "vlm_scenes"
@@ -43,8 +43,8 @@ class DemoSettings:
     train: int = 6000
     val: int = 500
     test: int = 1000
-    questioned: int = 500
-    talked: int = 12_000
+    questioned: int = 200
+    talked: int = 6000
     talks: int = 2
     language: LanguageSettings = field(default_factory=LanguageSettings)
     tower: Sequence[str] = ()

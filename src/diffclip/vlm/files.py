@@ -16,7 +16,7 @@ from diffclip.sources.load import load_with_origin, recipe_of
 from diffclip.sources.registry import find_model
 from diffclip.sources.transformers import read_whole
 from diffclip.training.run_folder import RECIPE_FILE
-from diffclip.vlm.llava import connector_of
+from diffclip.vlm.llava import DiffCLIPLlavaForConditionalGeneration
 
 MODEL_FOLDER = "model"  # the folder of a run's model
 _NO_MODEL = "holds no model that answers questions about images"
@@ -36,8 +36,7 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
     """Load a connected model (evaluation mode, on the CPU) and its processor, from a run or a saved model."""
     folder = model_folder(source)
     with explain_errors(f"{folder} {_NO_MODEL}", _WANTED):
-        model = read_whole(_untyped.AutoModelForImageTextToText, folder, folder, trust_remote_code=False)
-        connector_of(model.config)
+        model = read_whole(DiffCLIPLlavaForConditionalGeneration, folder, folder)
         processor = _untyped.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
         # resize with Pillow, as in stage 1 and in the tower's own training
         options = {"backend": "pil", "trust_remote_code": False}

@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from diffclip.files import write_atomically
 from diffclip.scenes.captions import write_captions
 from diffclip.scenes.questions import TOPICS
+from diffclip.training.distributed import native_precision
 from diffclip.training.stopping import StopRequest
 from diffclip.vlm.chat import CHAT_TEMPLATE, IGNORED, encode
 from diffclip.vlm.conversations import IMAGE, Conversation, Turn
 from diffclip.vlm.scenes import color_turn, count_things, describe, lay_out_scene, open_turn, yes_no_turns
-from diffclip.vlm.trainer import StageTrainer
+from diffclip.vlm.trainer import fit, make_arguments
 
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # words and parts of words; every word about scenes is a single token
@@ -51,8 +52,8 @@ class LanguageSettings:
     width: int = 128
     layers: int = 3
     heads: int = 4
-    first_steps: int = 800
-    steps: int = 1600
+    first_steps: int = 400
+    steps: int = 800
     batch_size: int = 16
 
 
@@ -67,13 +68,8 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     tokenizer = make_tokenizer()
     lessons = _Lessons(tokenizer, settings)
     with StopRequest(run) as stop:
-        trainer = StageTrainer(
+        arguments = make_arguments(
             run,
-            _make_untrained(tokenizer, settings),
-            lessons,
-            tokenizer.pad_token_id,
-            SequentialSampler(lessons),
-            stop,
             per_device_train_batch_size=settings.batch_size,
             max_steps=settings.steps,
             learning_rate=1e-3,
@@ -82,13 +78,14 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
             warmup_steps=min(_WARMUP_STEPS, settings.steps // 5),
             weight_decay=0.01,
             adam_beta2=0.98,
-            bf16=True,
+            bf16=native_precision("auto", "cuda" if torch.cuda.is_available() else "cpu") == "bf16",
             seed=_SEED,
             save_steps=max(1, settings.steps // 8),
         )
-        trainer.fit(resume=True)
+        model = _make_untrained(tokenizer, settings)
+        fit(run, model, lessons, tokenizer.pad_token_id, arguments, stop, resume=True)
         with write_atomically(folder) as temporary:
-            trainer.model.save_pretrained(temporary)
+            model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
     shutil.rmtree(run)
 

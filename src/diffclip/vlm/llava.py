@@ -1,7 +1,7 @@
 """transformers' Llava classes around our vision tower, and `connect`, which builds a model from its parts.
 
 The connector of transformers' Llava has two layers (`mlp2x_gelu`). The paper's connector has one layer (Section 5.1,
-"linear"), as in LLaVA (arXiv:2304.08485) and TinyLLaVA. A subclass replaces the connector and changes nothing else.
+"linear"), as in LLaVA (arXiv:2304.08485) and TinyLLaVA.
 """
 
 from __future__ import annotations
@@ -26,44 +26,35 @@ FEATURE_LAYER = -2
 _untyped: Any = transformers  # mypy refuses calls of functions without types
 
 
-class LinearLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
-    """LlavaConfig under another name, for models whose connector is one layer."""
+class DiffCLIPLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
+    """LlavaConfig with `connector`: "linear" (one layer) or "mlp2x_gelu" (two layers)."""
 
     model_type = "diffclip_llava"
 
 
-class LinearLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # type: ignore[no-untyped-call]
-    """LlavaForConditionalGeneration with one linear layer between vision tower and language model."""
+class DiffCLIPLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # type: ignore[no-untyped-call]
+    """LlavaForConditionalGeneration with a choice of connectors, and a frozen vision tower in evaluation mode."""
 
-    config_class = LinearLlavaConfig
+    config_class = DiffCLIPLlavaConfig
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        sizes = config.vision_config.hidden_size, config.text_config.hidden_size
-        self.model.multi_modal_projector = nn.Linear(*sizes)
+        if config.connector == "linear":
+            sizes = config.vision_config.hidden_size, config.text_config.hidden_size
+            self.model.multi_modal_projector = nn.Linear(*sizes)
+
+    def train(self, mode: bool = True) -> DiffCLIPLlavaForConditionalGeneration:
+        """Set the mode of connector and language model."""
+        super().train(mode)
+        self.model.vision_tower.eval()
+        return self
 
 
-_untyped.AutoConfig.register(LinearLlavaConfig.model_type, LinearLlavaConfig, exist_ok=True)
+_untyped.AutoConfig.register(DiffCLIPLlavaConfig.model_type, DiffCLIPLlavaConfig, exist_ok=True)
 _untyped.AutoModelForImageTextToText.register(
-    LinearLlavaConfig, LinearLlavaForConditionalGeneration, exist_ok=True
+    DiffCLIPLlavaConfig, DiffCLIPLlavaForConditionalGeneration, exist_ok=True
 )
-_untyped.AutoProcessor.register(LinearLlavaConfig, _untyped.LlavaProcessor, exist_ok=True)
-
-CONNECTORS: dict[str, Any] = {
-    "linear": LinearLlavaForConditionalGeneration,
-    "mlp2x_gelu": LlavaForConditionalGeneration,
-}
-"""The model class of each connector."""
-
-
-def connector_of(config: Any) -> str:
-    """Return the connector of a model with this configuration, by its name in `CONNECTORS`."""
-    for name, kind in CONNECTORS.items():
-        if config.model_type == kind.config_class.model_type:
-            return name
-    raise InputError(
-        f"a {config.model_type} model has no connector: give one that `diffclip vlm train` saved"
-    )
+_untyped.AutoProcessor.register(DiffCLIPLlavaConfig, _untyped.LlavaProcessor, exist_ok=True)
 
 
 def connect(
@@ -80,7 +71,7 @@ def connect(
         vision: a DiffCLIPVisionModel with at least two layers and no registers; `image_processor` is its processor.
         language_model: a causal language model of transformers in float32, with the structure of Llama and Qwen2.
         tokenizer: the language model's tokenizer; its copy gets ChatML's tokens if they are missing.
-        connector: a name in `CONNECTORS`; `seed` draws its weights as torch initializes linear layers, as in LLaVA.
+        connector: "linear" or "mlp2x_gelu"; `seed` draws its weights as torch initializes linear layers, as in LLaVA.
 
     Returns:
         model: in evaluation mode. For text without images its logits equal the language model's, bit by bit.
@@ -134,14 +125,14 @@ def freeze(model: Any, stage: int) -> None:
 
 def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> Any:
     """Build a model on the meta device, without weights, and put copies of the parts into it."""
-    kind = CONNECTORS[connector]
     tower, decoder = copy.deepcopy(vision), copy.deepcopy(language_model.base_model)
     tied = bool(language_model.config.tie_word_embeddings)
     if not hasattr(decoder, "embed_tokens"):
         raise InputError(
             f"{type(language_model).__name__} is not built as Llama and Qwen2 are: take a language model of that kind"
         )
-    config = kind.config_class(
+    config = DiffCLIPLlavaConfig(
+        connector=connector,
         vision_config=tower.config,
         text_config=decoder.config,
         vision_feature_layer=FEATURE_LAYER,
@@ -149,7 +140,7 @@ def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> An
         tie_word_embeddings=tied,
     )
     with torch.device("meta"):
-        model = kind(config)
+        model = DiffCLIPLlavaForConditionalGeneration(config)
     projector = model.model.multi_modal_projector.to_empty(device=language_model.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

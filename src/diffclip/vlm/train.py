@@ -19,12 +19,12 @@ from diffclip.training.distributed import has_bf16, native_precision
 from diffclip.training.run_folder import RECIPE_FILE, lock_folder
 from diffclip.training.stopping import StopRequest
 from diffclip.vlm.chat import TEMPLATES, image_tokens
-from diffclip.vlm.dataset import ConversationSet, GroupedOrder, open_conversations
+from diffclip.vlm.dataset import ConversationSet, open_conversations, training_order
 from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm
-from diffclip.vlm.llava import connect, connector_of, freeze
-from diffclip.vlm.recipe import StageRecipe, VLMRecipe, read_vlm_recipe
+from diffclip.vlm.llava import connect, freeze
 from diffclip.vlm.run_folder import check_run, claim_run, is_finished
-from diffclip.vlm.trainer import StageTrainer
+from diffclip.vlm.settings import StageRecipe, VLMRecipe, read_vlm_recipe
+from diffclip.vlm.trainer import fit, make_arguments
 
 
 def train_stage(
@@ -55,14 +55,29 @@ def train_stage(
             passes = part.passes(int(os.environ.get("WORLD_SIZE", "1")))
             if bf16 and device == "cuda" and not has_bf16(device):
                 raise InputError("the GPU has no bfloat16: give precision=fp32")
-            conversations = open_conversations(part.json_file, part.images)
             model, processor = starting_model(recipe, part, stage)
+            arguments = make_arguments(
+                run,
+                per_device_train_batch_size=part.per_device_batch_size,
+                gradient_accumulation_steps=passes,
+                num_train_epochs=1,  # the order has the samples of all epochs
+                learning_rate=part.lr,
+                lr_scheduler_type="cosine",
+                warmup_steps=part.warmup_ratio,  # a value below 1 is a share of all steps
+                weight_decay=part.weight_decay,
+                bf16=bf16,
+                dataloader_num_workers=recipe.workers,
+                seed=recipe.seed,
+                save_steps=part.save_every,
+            )
+            with arguments.main_process_first(local=False):
+                conversations = open_conversations(part.json_file, part.images, run / "conversations")
         except DiffCLIPError as error:
             error.shared = True  # every process raises it
             raise
         if is_first:
             stack.enter_context(lock_folder(run))
-            claim_run(recipe, run, conversations.digest)
+            claim_run(recipe, run)
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
@@ -71,26 +86,9 @@ def train_stage(
             (enable or model.gradient_checkpointing_enable)()
         template = TEMPLATES[stage]
         lengths = conversations.token_counts(template, image_tokens(processor), recipe.max_length)
-        trainer = StageTrainer(
-            run,
-            model,
-            ConversationSet(conversations, part.images, processor, template, recipe.max_length),
-            processor.tokenizer.pad_token_id or 0,
-            GroupedOrder(lengths, conversations.has_image(), part.batch_size, recipe.seed),
-            stop,
-            per_device_train_batch_size=part.per_device_batch_size,
-            gradient_accumulation_steps=passes,
-            num_train_epochs=part.epochs,
-            learning_rate=part.lr,
-            lr_scheduler_type="cosine",
-            warmup_steps=part.warmup_ratio,  # a value below 1 is a share of all steps
-            weight_decay=part.weight_decay,
-            bf16=bf16,
-            dataloader_num_workers=recipe.workers,
-            seed=recipe.seed,
-            save_steps=part.save_every,
-        )
-        trainer.fit(resume)
+        order = training_order(lengths, conversations.has_image(), part.batch_size, recipe.seed, part.epochs)
+        dataset = ConversationSet(conversations, order, part.images, processor, template, recipe.max_length)
+        trainer = fit(run, model, dataset, processor.tokenizer.pad_token_id or 0, arguments, stop, resume)
         if is_first:
             save_vlm(trainer.model, processor, run / MODEL_FOLDER)
         trainer.accelerator.wait_for_everyone()
@@ -108,7 +106,7 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
     recipe_file = Path(part.start) / RECIPE_FILE
     started = read_vlm_recipe(recipe_file) if recipe_file.is_file() else recipe
     model, processor = load_vlm(part.start)
-    parts = {"connector": connector_of(model.config), "vision": started.vision}
+    parts = {"connector": model.config.connector, "vision": started.vision}
     for key, was in (parts | {"language_model": started.language_model}).items():
         if was != getattr(recipe, key):
             raise InputError(

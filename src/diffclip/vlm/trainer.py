@@ -1,140 +1,128 @@
-"""Transformers' Trainer for one stage: the order of samples, metrics, two checkpoints, and errors in one line."""
+"""transformers' Trainer in a run folder: metrics.jsonl, stop signals, and errors in one line."""
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
 import time
-from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Sampler, SequentialSampler
+from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import explain_disk_errors
 from diffclip.training.distributed import raised_by_all
-from diffclip.training.logging import LastSteps, drop_records_after, duration, pace
+from diffclip.training.logging import drop_records_after, duration
 from diffclip.training.run_folder import METRICS_FILE
 from diffclip.training.stopping import StopRequest
-from diffclip.vlm.dataset import GroupedOrder, collate
+from diffclip.vlm.dataset import collate
 from diffclip.vlm.run_folder import checkpoints
 
 _LINE_EVERY = 15.0  # seconds
 
 
-class StageTrainer(Trainer):
-    """Train in the folder `run` with a given order of samples, and report errors in one line.
+def make_arguments(run: Path, **settings: Any) -> TrainingArguments:
+    """Make the Trainer's arguments for a run; under torchrun this also connects the processes.
 
-    `dataset` has items for `collate`, which pads with the token `padding`. `settings` go to `TrainingArguments`.
+    Raises:
+        InputError: one process sees several GPUs.
     """
-
-    model: Any
-
-    def __init__(
-        self,
-        run: Path,
-        model: Any,
-        dataset: Dataset[dict[str, Any]],
-        padding: int,
-        order: GroupedOrder | SequentialSampler,
-        stop: StopRequest,
-        **settings: Any,
-    ) -> None:
-        cuda = torch.cuda.is_available()
-        arguments = TrainingArguments(
-            output_dir=str(run),
-            ddp_find_unused_parameters=False,  # every batch reaches every trained weight
-            dataloader_pin_memory=cuda,
-            remove_unused_columns=False,
-            save_strategy="steps",
-            logging_steps=1,
-            logging_nan_inf_filter=False,
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=not cuda,
-            **settings,
+    cuda = torch.cuda.is_available()
+    arguments = TrainingArguments(
+        output_dir=str(run),
+        train_sampling_strategy="sequential",  # datasets are in the order of training
+        ddp_find_unused_parameters=False,  # every batch reaches every trained weight
+        dataloader_pin_memory=cuda,
+        remove_unused_columns=False,
+        save_strategy="steps",
+        save_total_limit=2,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not cuda,
+        **settings,
+    )
+    if arguments.n_gpu > 1:
+        raise InputError(
+            f"one process sees {arguments.n_gpu} GPUs: start one for each with torchrun --nproc-per-node "
+            f"{arguments.n_gpu} -m diffclip.cli -- vlm train …, or choose a GPU with CUDA_VISIBLE_DEVICES=0"
         )
-        if arguments.n_gpu > 1:
-            raise InputError(
-                f"one process sees {arguments.n_gpu} GPUs: start one for each with torchrun --nproc-per-node "
-                f"{arguments.n_gpu} -m diffclip.cli -- vlm train …, or choose a GPU with CUDA_VISIBLE_DEVICES=0"
-            )
-        super().__init__(
-            model=model,
-            args=arguments,
-            train_dataset=dataset,
-            data_collator=partial(collate, padding=padding),
-            callbacks=[Reporter(run, order, stop)],
-        )
-        self._run, self._order = run, order
-        self.remove_callback(PrinterCallback)
-        # the Trainer has set this key, and Llava would pass it to the vision tower
-        vars(self.model.config).pop("use_cache", None)
+    return arguments
 
-    def fit(self, resume: bool) -> None:
-        """Train to the end, from the last checkpoint of the run if `resume` is set."""
-        folders = checkpoints(self._run) if resume else []
-        with explain_disk_errors(self._run):
-            try:
-                self.train(resume_from_checkpoint=str(folders[-1]) if folders else None)
-            except InputError as error:
-                # the DataLoader puts a worker's traceback before the message when it raises the worker's error again
-                raise InputError(str(error).rstrip().rpartition("InputError: ")[2]) from error
-            except torch.OutOfMemoryError as error:
-                raise DiffCLIPError(
-                    "a GPU's memory is too small: try a per_device_batch_size below "
-                    f"{self.args.per_device_train_batch_size}, or gradient_checkpointing=true"
-                ) from error
-        if self.state.global_step < self.state.max_steps:
-            line = f"asked to stop at step {self.state.global_step}, which is saved: go on with --resume"
-            raise raised_by_all(self.args, StoppedError(f"{self._run}: {line}"))
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        return self._order
-
-    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:
-        """Load by the model's class, because Llava saves weights under older names, which the Trainer would ignore."""
-        saved = type(self.model).from_pretrained(checkpoint, use_safetensors=True, dtype=torch.float32)
-        self.model.load_state_dict(saved.state_dict())
-
+class _Trainer(Trainer):
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(self.model.model, "vision_tower"):
-            self.model.model.vision_tower.eval()  # frozen, but the Trainer has set the whole model to training mode
-        return super().compute_loss(model, inputs | {"use_cache": False}, *args, **kwargs)
+        if "fault" in inputs:  # of a sample; an error in a worker would arrive as the text of its traceback
+            raise inputs["fault"]
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def fit(
+    run: Path,
+    model: Any,
+    dataset: Dataset[dict[str, Any]],
+    padding: int,
+    arguments: TrainingArguments,
+    stop: StopRequest,
+    resume: bool,
+) -> Trainer:
+    """Train `model` in the folder `run` on items for `collate`, which pads with the token `padding`.
+
+    With `resume`, the training continues from the last complete checkpoint.
+
+    Raises:
+        InputError: a sample cannot be used, or the disk is full.
+        StoppedError: a signal asked the run to stop; its state is saved.
+        DiffCLIPError: the loss is not finite, or the GPU's memory is too small.
+    """
+    trainer = _Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=dataset,
+        data_collator=partial(collate, padding=padding),
+        callbacks=[Reporter(run, stop)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    folders = checkpoints(run) if resume else []
+    with explain_disk_errors(run):
+        try:
+            trainer.train(resume_from_checkpoint=str(folders[-1]) if folders else None)
+        except torch.OutOfMemoryError as error:
+            raise DiffCLIPError(
+                "a GPU's memory is too small: try a per_device_batch_size below "
+                f"{arguments.per_device_train_batch_size}, or gradient_checkpointing=true"
+            ) from error
+    if trainer.state.global_step < trainer.state.max_steps:
+        line = f"asked to stop at step {trainer.state.global_step}, which is saved: go on with --resume"
+        raise raised_by_all(arguments, StoppedError(f"{run}: {line}"))
+    return trainer
 
 
 class Reporter(TrainerCallback):
-    """Write metrics, show progress, keep two checkpoints, and stop a run on a signal or a loss that is not finite.
+    """Write metrics, show progress, and stop a run on a signal or a loss that is not finite.
 
-    The first process alone writes RUN/metrics.jsonl, shows progress and removes checkpoints. A line has step, epoch,
-    samples, loss, lr, grad_norm, samples_per_second, time and seconds_left. A resumed run first removes the lines of
-    steps after its checkpoint. A signal to any of the processes makes all save and stop after the current step.
+    The first process writes RUN/metrics.jsonl, with step, epoch, samples, loss, lr, grad_norm, samples_per_second, time
+    and seconds_left. A resumed run first removes the lines of steps after its checkpoint. A signal to any of the
+    processes makes all save and stop after the current step.
     """
 
-    def __init__(self, run: Path, order: GroupedOrder | SequentialSampler, stop: StopRequest) -> None:
-        self._run, self._order, self._stop = run, order, stop
+    def __init__(self, run: Path, stop: StopRequest) -> None:
+        self._run, self._stop = run, stop
         self._last_line = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._stop.saves = True
         self._batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self._ended: LastSteps = deque(maxlen=51)
-        self._add(state.global_step)
+        self._first_step, self._started = state.global_step, time.monotonic()
         if state.is_world_process_zero:
             drop_records_after(self._run / METRICS_FILE, state.global_step)
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the epoch of the order here: in a resumed run of several processes the DataLoader does not set it."""
-        if isinstance(self._order, GroupedOrder):
-            # after a whole epoch state.epoch is exactly a whole number, because the Trainer adds n / n
-            self._order.set_epoch(int(state.epoch))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         stops = torch.tensor(int(bool(self._stop.asked)), device=args.device)
@@ -142,12 +130,6 @@ class Reporter(TrainerCallback):
             torch.distributed.all_reduce(stops)
         if stops:
             control.should_save = control.should_training_stop = True
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            # keep one more than the newest, in case the newest is not written to the end
-            for folder in checkpoints(self._run)[:-2]:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -161,12 +143,12 @@ class Reporter(TrainerCallback):
                 raise raised_by_all(args, DiffCLIPError(line))  # all processes have the same value
         if not state.is_world_process_zero:
             return
-        self._add(step)
-        rate, remaining = (value or 0.0 for value in pace(self._ended, state.max_steps))
+        seconds = (time.monotonic() - self._started) / (step - self._first_step)  # of a step
+        remaining, rate = seconds * (state.max_steps - step), self._batch_size / seconds
         record = {
             "step": step,
             "epoch": state.epoch,
-            "samples": min(step * self._batch_size, round((state.epoch or 0) * len(self._order))),
+            "samples": step * self._batch_size,
             "loss": logs["loss"],
             "lr": logs["learning_rate"],
             "grad_norm": logs.get("grad_norm"),
@@ -183,6 +165,3 @@ class Reporter(TrainerCallback):
                 f"{duration(remaining)} left",
                 file=sys.stderr,
             )
-
-    def _add(self, step: int) -> None:
-        self._ended.append((step, step * self._batch_size, time.monotonic()))
