@@ -63,9 +63,9 @@ def test_lambda_stays_exact_when_the_model_is_cast() -> None:
 def test_inputs_of_a_wrong_size_and_unknown_readouts_raise_input_error() -> None:
     model = CLIP(tiny(), seed=0)
     for encode in (model.encode_image, model.encode_patches):
-        with pytest.raises(InputError, match=r"are \[1, 3, 40, 40\]: this model takes \[B, 3, 32, 32\]"):
+        with pytest.raises(ValueError, match=r"are \[1, 3, 40, 40\]: this model takes \[B, 3, 32, 32\]"):
             encode(torch.zeros(1, 3, 40, 40))
-    with pytest.raises(InputError, match=r"tokens are \[1, 9\].* L up to 8"):
+    with pytest.raises(ValueError, match=r"tokens are \[1, 9\].* L up to 8"):
         model.encode_text(torch.ones(1, 9, dtype=torch.int64))
     with pytest.raises(InputError, match="did you mean 'last-values'"):
         model.encode_patches(random_images(), readout="values")  # type: ignore[arg-type]

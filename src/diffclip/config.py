@@ -328,16 +328,20 @@ def resize_config(config: CLIPConfig, image_size: int) -> CLIPConfig:
     return parse_config(fields, f"images of {image_size}")
 
 
-def explain(error: ValidationError) -> str:
-    """Describe the errors of pydantic in one line: the first few fields with their faults."""
+def explain(error: ValidationError, known: str | None = None) -> str:
+    """Describe the errors of pydantic in one line: the first few fields with their faults.
+
+    The field `known` is left unnamed.
+    """
     messages = []
     for fault in error.errors():
         field = ".".join(str(key) for key in fault["loc"])
-        is_choice = fault["type"] == "literal_error"
-        message = (
-            f"choose {fault['ctx']['expected']}" if is_choice else fault["msg"].removeprefix("Value error, ")
-        )
-        messages.append(f"{field}: {message}" if field else message)
+        message = fault["msg"]
+        if fault["type"] == "literal_error":
+            message = f"choose {fault['ctx']['expected']}"
+        elif fault["type"] == "value_error":  # raised by our own checks
+            message = str(fault["ctx"]["error"])
+        messages.append(message if field in ("", known) else f"{field}: {message}")
     rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
     return "; ".join(messages[:_NAMED_FAULTS]) + rest
 

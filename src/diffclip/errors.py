@@ -19,11 +19,19 @@ _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 
 
 class DiffCLIPError(Exception):
-    """A failure that the command line explains in one line, without a traceback (exit code 1)."""
+    """A failure that the command line explains in one line, without a traceback (exit code 1).
+
+    `DiffCLIPError(line)` is a whole line. `DiffCLIPError(name, reason, advice)` has its parts, for code that shows them
+    apart, and reads "NAME REASON: ADVICE".
+    """
 
     exit_code = 1
     # True if every rank of a run raises this error, so that one rank can print it for all
     shared = False
+
+    def __init__(self, name: str, reason: str = "", advice: str = "") -> None:
+        super().__init__(": ".join(filter(None, (f"{name} {reason}".strip(), advice))))
+        self.name, self.reason, self.advice = name, reason, advice
 
 
 class InputError(DiffCLIPError, ValueError):
@@ -69,7 +77,7 @@ class Fault:
 def sample_fault(name: str, error: Exception, kind: Literal["broken", "caption"] = "broken") -> Fault:
     """Describe why `error` makes the sample `name` unusable."""
     if isinstance(error, InputError):
-        return Fault(name, str(error).removeprefix(f"{name} "), kind)
+        return Fault(name, ": ".join(filter(None, (error.reason or str(error), error.advice))), kind)
     return Fault(name, f"cannot be read ({error})", kind)
 
 

@@ -12,7 +12,7 @@ from diffclip.attention.differential import LambdaAttention
 from diffclip.attention.dispatch import check_backend
 from diffclip.attention.module import SelfAttention, set_lambda_init
 from diffclip.config import CLIPConfig, named_config, parse_config, resize_config
-from diffclip.errors import InputError, unknown_name
+from diffclip.errors import unknown_name
 from diffclip.initialisation import initialise, resolve_norm_eps
 from diffclip.towers.text import TEXT_NORM_EPS, TextTransformer
 from diffclip.towers.vision import build_vision
@@ -123,7 +123,7 @@ class CLIP(nn.Module):
         """Encode normalized images [B, 3, S, S] as features [B, embed_dim], of unit length if `normalize`.
 
         Raises:
-            InputError: images of another size.
+            ValueError: images of another size.
         """
         self._check_images(images)
         features = self.visual(images) @ self.image_projection
@@ -145,7 +145,8 @@ class CLIP(nn.Module):
                 values are those of `SelfAttention.own_values`. The final norm removes their scale.
 
         Raises:
-            InputError: images of another size, or an unknown readout.
+            ValueError: images of another size.
+            InputError: an unknown readout.
         """
         self._check_images(images)
         if readout not in READOUTS:
@@ -162,7 +163,7 @@ class CLIP(nn.Module):
     def _check_images(self, images: Tensor) -> None:
         size = self.config.vision.image_size
         if images.ndim != 4 or images.shape[1:] != (3, size, size):
-            raise InputError(f"images are {list(images.shape)}: this model takes [B, 3, {size}, {size}]")
+            raise ValueError(f"images are {list(images.shape)}: this model takes [B, 3, {size}, {size}]")
 
     def encode_text(self, tokens: Tensor, normalize: bool = False, skip_padding: bool = False) -> Tensor:
         """Encode token ids [B, L ≤ context_length] as features [B, embed_dim], taken at the largest id (end of text).
@@ -171,11 +172,11 @@ class CLIP(nn.Module):
         The features stay the same, and short captions take a fraction of the time. Shapes then depend on the texts.
 
         Raises:
-            InputError: more tokens than the context.
+            ValueError: more tokens than the context.
         """
         if tokens.ndim != 2 or tokens.shape[1] > self.config.text.context_length:
             longest = self.config.text.context_length
-            raise InputError(f"tokens are {list(tokens.shape)}: this model takes [B, L], L up to {longest}")
+            raise ValueError(f"tokens are {list(tokens.shape)}: this model takes [B, L], L up to {longest}")
         if skip_padding:
             tokens = tokens[:, : int(tokens.argmax(dim=-1).max()) + 1]
         x = self.token_embedding(tokens) + self.positional_embedding[: tokens.shape[1]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from diffclip.attention import eager, fused, sdpa
 from diffclip.attention.heads import finish_heads, split_heads
 from diffclip.attention.lambdas import per_head
-from diffclip.errors import InputError, say_once, unknown_name
+from diffclip.errors import say_once, unknown_name
 
 BACKENDS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "triton": fused}
 
@@ -89,7 +89,8 @@ def differential_attention(
         [B, H, N, e].
 
     Raises:
-        InputError: shapes or dtypes that do not fit together, or an unknown backend.
+        ValueError: shapes or dtypes that do not fit together.
+        InputError: an unknown backend.
     """
     _check_shapes(q, k, v, norm_weight)
     lam = per_head(lam, v)
@@ -185,18 +186,18 @@ def resolve_backend(
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor | None) -> None:
     if not q.ndim == k.ndim == v.ndim == 4 or q.shape != k.shape:
-        raise InputError(
+        raise ValueError(
             f"q {list(q.shape)} and k {list(k.shape)} must both be [B, 2·H, N, d], and v [B, H, N, e]"
         )
     if not q.dtype == k.dtype == v.dtype:
-        raise InputError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: give them one type")
+        raise ValueError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: give them one type")
     if q.shape[1] % 2:
-        raise InputError(f"q has {q.shape[1]} heads: differential attention pairs heads, give an even number")
+        raise ValueError(f"q has {q.shape[1]} heads: differential attention pairs heads, give an even number")
     if v.shape[:3] != (q.shape[0], q.shape[1] // 2, q.shape[2]):
-        raise InputError(
+        raise ValueError(
             f"v is {list(v.shape)} where q is {list(q.shape)}: v must be [B, H, N, e] for q [B, 2·H, N, d]"
         )
     if norm_weight is not None and norm_weight.shape != v.shape[3:]:
-        raise InputError(
+        raise ValueError(
             f"norm_weight has shape {list(norm_weight.shape)}: it must be [{v.shape[3]}], v's last size"
         )

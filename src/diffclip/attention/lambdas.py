@@ -8,8 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diffclip.errors import InputError
-
 
 def lambda_init_of_layer(lambda_init: float | Literal["dynamic"], layer: int) -> float:
     """λ_init of layer `layer` (0-based in its tower), paper Section 4.5 and Differential Transformer Section 2.1."""
@@ -25,7 +23,7 @@ def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
     """Return λ in float32 (float64 if v is), shaped to scale [B, H, N, …]: as [], [1, H, 1, 1] or [B, H, N, 1].
 
     Raises:
-        InputError: λ is neither a number, nor 0-dim, nor [H], nor [B, H, N].
+        ValueError: λ is neither a number, nor 0-dim, nor [H], nor [B, H, N].
     """
     batch, heads, tokens, _ = v.shape
     lam = torch.as_tensor(lam, dtype=accumulation_dtype(v.dtype), device=v.device)
@@ -36,7 +34,7 @@ def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
         return lam.view(1, heads, 1, 1)
     if lam.shape == (batch, heads, tokens):
         return lam.unsqueeze(-1)
-    raise InputError(
+    raise ValueError(
         f"lam has shape {list(lam.shape)}: give a number, a 0-dim tensor, [{heads}] (heads) "
         f"or [{batch}, {heads}, {tokens}] (batch, heads, tokens)"
     )

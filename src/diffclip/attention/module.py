@@ -165,10 +165,10 @@ class SelfAttention(nn.Module, ABC):
         """x [B, N, C] to [B, N, C].
 
         Raises:
-            InputError: a mask is given; the towers only know full and causal attention.
+            ValueError: a mask is given; the towers only know full and causal attention.
         """
         if attn_mask is not None:
-            raise InputError("attn_mask is not supported: attention is full, or causal with is_causal=True")
+            raise ValueError("attn_mask is not supported: attention is full, or causal with is_causal=True")
         out: Tensor = self.out_proj(self._attend(x, is_causal))
         return F.dropout(out, self.proj_drop) if self.training and self.proj_drop else out
 

@@ -90,9 +90,9 @@ def read_image(
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as handle:
             return _load(_open(handle, name, max_pixels, formats), name)
     except FileNotFoundError:
-        raise InputError(f"{name} does not exist: check the path of the image") from None
+        raise InputError(name, "does not exist", "check the path of the image") from None
     except OSError as error:
-        raise InputError(f"cannot read {name}: {error.strerror or error}; give an image file") from error
+        raise InputError(name, f"cannot be read ({error.strerror or error})", "give an image file") from error
 
 
 def read_pixels(data: bytes, name: str = "the image") -> Tensor:
@@ -191,15 +191,17 @@ def _open(
     # A damaged header makes Pillow's readers raise nearly anything.
     except Exception as error:
         if not start:
-            raise InputError(f"{name} is empty (0 bytes): replace it with an image") from None
+            raise InputError(name, "is empty (0 bytes)", "replace it with an image") from None
         if added and added[0] not in Image.OPEN:
             raise InputError(
-                f"{name} is {added[0]}, which {added[1]} reads: pip install {added[1]}"
+                name, f"is {added[0]}, which {added[1]} reads", f"pip install {added[1]}"
             ) from None
         raise InputError(
-            f"{name} is not an image, or of an unknown kind: give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file"
+            name,
+            "is not an image, or of an unknown kind",
+            "give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file",
         ) from error
-    raise InputError(f"{name} is larger than {max_pixels // 10**6} megapixels{size}: scale it down first")
+    raise InputError(name, f"is larger than {max_pixels // 10**6} megapixels{size}", "scale it down first")
 
 
 @cache
@@ -226,7 +228,9 @@ def _load(image: Image.Image, name: str) -> Image.Image:
     # A damaged file makes Pillow's readers raise nearly anything, from SyntaxError to struct.error.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{name} is cut short or broken ({reason}): replace it with a whole file") from error
+        raise InputError(
+            name, f"is cut short or broken ({reason})", "replace it with a whole file"
+        ) from error
 
 
 def orientation_of(image: Image.Image) -> int:

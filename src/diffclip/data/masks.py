@@ -155,9 +155,9 @@ def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], t
         text = PairKeys().parse(sample, name).texts[0]
         return [Thing(text, text)]
     if "cls" not in sample:
-        raise InputError(f"{name} has no text for its mask (.txt or .cls)")
+        raise InputError(name, "has no text for its mask (.txt or .cls)")
     if not classnames:
-        raise InputError(f"{name} has a class (.cls), and the set has no classnames.txt")
+        raise InputError(name, "has a class (.cls), and the set has no classnames.txt")
     name_of_class = classnames[label_of(sample, name, len(classnames))]
     return [Thing(name_of_class, template.replace("{c}", name_of_class))]
 

@@ -82,14 +82,14 @@ class PairKeys:
         """
         label = "txt" if "txt" in members and self.caption_key == CAPTION_KEY else "json"
         if label not in members:
-            raise InputError(f"{name} has no caption")
+            raise InputError(name, "has no caption")
         try:
             text = members[label].decode("utf-8-sig")
             content = text if label == "txt" else json.loads(text)
         except UnicodeDecodeError:
-            raise InputError(f"{name} has a caption that is not UTF-8 text") from None
+            raise InputError(name, "has a caption that is not UTF-8 text") from None
         except (ValueError, RecursionError):  # RecursionError: lists nested too deeply
-            raise InputError(f"{name} has a .json that is not valid JSON") from None
+            raise InputError(name, "has a .json that is not valid JSON") from None
         if label == "txt":
             # not `splitlines`, which also splits at characters such as U+2028
             return _without_blanks(
@@ -99,7 +99,7 @@ class PairKeys:
         values = content if isinstance(content, dict) else {}
         found = {key: (values[key], weight) for key, weight in keys.items() if values.get(key) is not None}
         if not found:
-            raise InputError(f"{name} has no key {' or '.join(map(repr, keys))} in its .json")
+            raise InputError(name, f"has no key {' or '.join(map(repr, keys))} in its .json")
         return _without_blanks(found, name)
 
 
@@ -116,12 +116,12 @@ def _without_blanks(found: Mapping[str, tuple[Any, float]], name: str) -> Captio
     for key, (content, weight) in found.items():
         captions = [content] if isinstance(content, str) else content
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            raise InputError(f"{name} has no string or strings as {key!r} in its .json")
+            raise InputError(name, f"has no string or strings as {key!r} in its .json")
         captions = [caption.strip() for caption in captions if caption.strip()]
         texts += captions
         weights += [weight / len(captions) for _ in captions]
     if not texts:
-        raise InputError(f"{name} has an empty caption")
+        raise InputError(name, "has an empty caption")
     return Captions(texts, weights if len(found) > 1 else [])
 
 

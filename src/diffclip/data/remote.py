@@ -96,7 +96,7 @@ class RemoteShards:
             with _opened(address) as (system, path):
                 info = system.info(path)
         except _MissingError as error:
-            return Header("", [], [], [str(error).removeprefix(f"{hide_secrets(address)} ")])
+            return Header("", [], [], [f"{error.reason}: {error.advice}"])
         mark = " ".join(str(info[key]) for key in _MARKS if info.get(key) is not None)
         self._marks[address] = mark
         if index := read_index(Path(path), cached_index(address), mark, tables=False):
@@ -168,7 +168,7 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
         cause = error.__cause__ if missing and address.startswith("http") else error
         if missing and (cause in (None, error) or getattr(cause, "status", None) in (404, 410)):
             raise _MissingError(
-                f"{name} does not exist: check the address (that of a folder ends with '/')"
+                name, "does not exist", "check the address (that of a folder ends with '/')"
             ) from None
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None  # the disk of the copies is full

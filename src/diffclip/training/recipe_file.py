@@ -49,7 +49,7 @@ def parse(kind: type[Parsed], fields: Any, source: object, noun: str, changes: I
         words = {change.partition("=")[0]: change for change in changes}
         changed_key = next((name for name in words if f"{key}.".startswith(f"{name}.")), None)
         blamed = source if changed_key is None else words[changed_key]
-        raise InputError(f"{blamed}: {explain(error).removeprefix(f'{changed_key}: ')}") from None
+        raise InputError(f"{blamed}: {explain(error, known=changed_key)}") from None
 
 
 def _list_keys(kind: type[BaseModel]) -> list[str]:

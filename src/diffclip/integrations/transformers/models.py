@@ -23,7 +23,6 @@ from transformers.utils.generic import can_return_tuple
 from diffclip.attention.differential import LAMBDA_VECTORS
 from diffclip.attention.module import set_lambda_init
 from diffclip.config import CLIPConfig
-from diffclip.errors import InputError
 from diffclip.initialisation import initialise
 from diffclip.integrations.transformers.configuration import (
     DiffCLIPConfig,
@@ -198,17 +197,17 @@ class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
         `others` have no effect: transformers' Llava passes the arguments of its language model to this method too.
 
         Raises:
-            InputError: no images, or images of another size.
+            ValueError: no images, or images of another size.
         """
         if pixel_values is None:
-            raise InputError("pixel_values are missing: this model takes images")
+            raise ValueError("pixel_values are missing: this model takes images")
         size, patch, shape = self.config.image_size, self.config.patch_size, pixel_values.shape
         if interpolate_pos_encoding:
             fits, sides = not any(side % patch for side in shape[2:]), f"H, W], sides a multiple of {patch}"
         else:
             fits, sides = shape[2:] == (size, size), f"{size}, {size}]"
         if len(shape) != 4 or shape[1] != 3 or not fits:
-            raise InputError(f"pixel_values are {list(shape)}: this model takes [B, 3, {sides}")
+            raise ValueError(f"pixel_values are {list(shape)}: this model takes [B, 3, {sides}")
         tower = self.visual
         x = tower._pos_embed(tower.patch_embed(pixel_values.to(tower.patch_embed.proj.weight.dtype)))
         x = tower.norm_pre(tower.patch_drop(x))
@@ -272,13 +271,13 @@ class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
         `position_ids` [B, L] or [1, L] are 0, 1, 2… by default. `others` have no effect.
 
         Raises:
-            InputError: no ids, more ids than the context length, or a mask that hides a token up to the end of text.
+            ValueError: no ids, more ids than the context length, or a mask that hides a token up to the end of text.
         """
         if input_ids is None:
-            raise InputError("input_ids are missing: this model takes texts")
+            raise ValueError("input_ids are missing: this model takes texts")
         longest = self.config.max_position_embeddings
         if input_ids.ndim != 2 or input_ids.shape[1] > longest:
-            raise InputError(
+            raise ValueError(
                 f"input_ids are {list(input_ids.shape)}, not [B, L ≤ {longest}]: give truncation=True"
             )
         end = self.config.eos_token_id
@@ -287,7 +286,7 @@ class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
         if attention_mask is not None and not torch.compiler.is_compiling():
             positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
             if bool(((attention_mask == 0) & (positions <= ends[:, None])).any()):
-                raise InputError("attention_mask hides tokens before the end of text: pad on the right")
+                raise ValueError("attention_mask hides tokens before the end of text: pad on the right")
         places = slice(input_ids.shape[1]) if position_ids is None else position_ids
         x = self.token_embedding(input_ids) + self.positional_embedding[places]
         passed = self.pass_through(x, self.transformer.resblocks, output_hidden_states, output_attentions)
@@ -374,10 +373,10 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         options have no effect.
 
         Raises:
-            InputError: neither images nor texts, or `return_loss` without as many texts as images.
+            ValueError: neither images nor texts, or `return_loss` without as many texts as images.
         """
         if input_ids is None and pixel_values is None:
-            raise InputError("give pixel_values, input_ids or both")
+            raise ValueError("give pixel_values, input_ids or both")
         vision: Any = None
         text: Any = None
         images = texts = logits = loss = None
@@ -392,7 +391,7 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
             )
             texts = F.normalize(text.pooler_output, dim=-1)
         if return_loss and (images is None or texts is None or len(images) != len(texts)):
-            raise InputError("return_loss needs pixel_values and input_ids of the same length")
+            raise ValueError("return_loss needs pixel_values and input_ids of the same length")
         if images is not None and texts is not None:
             logits = self.logit_scale.exp() * texts @ images.T
             if self.config.logit_bias:
