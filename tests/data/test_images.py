@@ -77,7 +77,7 @@ def test_missing_empty_and_other_files_raise_input_error(tmp_path: Path) -> None
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "text.jpg").write_text("hello, I am no image")
     reasons = {"none.jpg": "does not exist", "empty.jpg": "is empty", "text.jpg": "is not an image"}
-    for name, words in (reasons | {"": "Is a directory; give an image file"}).items():
+    for name, words in (reasons | {"": "cannot be read (Is a directory): give an image file"}).items():
         with pytest.raises(InputError) as raised:
             read_image(tmp_path / name)
         assert words in one_line(raised)
