@@ -177,8 +177,7 @@ def demo(
 
     Example: diffclip vlm demo --folder runs/vlm_scenes
 
-    Takes about 22 minutes on a CPU core, and about 16 for each further seed. After a stop, the same command continues
-    from the last checkpoint and reuses finished parts.
+    After a stop, the same command continues from the last checkpoint and reuses finished parts.
     """
     require_group("train", "lightning", "tensorboard")
     require_report()
