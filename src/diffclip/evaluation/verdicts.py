@@ -326,7 +326,7 @@ def _compare(found: pd.DataFrame, endpoint: Endpoint, contrast: Contrast, family
     row["at_chance"] = has_chance and all(
         _is_at_chance(rows, family.unit, endpoint.metric) for rows in arms if len(rows)
     )
-    row |= {"pooled": False, "verdict": _untested(contrast, *map(len, arms), len(a), len(b))}
+    row |= {"pooled": False, "verdict": _untested(contrast, len(arms[0]), len(arms[1]), len(a), len(b))}
     if row["verdict"]:
         return row
     margin = endpoint.margin
