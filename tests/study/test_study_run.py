@@ -22,7 +22,10 @@ from tiny_study import ABLATIONS, STUDY
 from diffclip.cli.main import main
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import load_records
+from diffclip.study.executors import Local
+from diffclip.study.plan import plan
 from diffclip.study.results import StudyFolder, read_timing
+from diffclip.study.site import Site
 from diffclip.study.spec import read_study
 from diffclip.study.timing import time_arms, time_of
 from diffclip.training.run_folder import read_lines, read_starts
@@ -160,7 +163,27 @@ def test_failed_run_is_reported_and_the_others_continue(
     assert f"cannot write {tmp_path / 'runs'}" in diffclip_study(study_file(sweep=None)).stderr
 
 
-def test_study_stops_after_its_minutes_and_prints_how_to_resume(study_file, diffclip_study) -> None:
+def test_runs_are_spread_over_the_visible_gpus(study_file, tmp_path: Path, monkeypatch) -> None:
+    study = read_study(study_file(sweep=None))
+    site = Site(tmp_path, tmp_path, tmp_path, "cuda", 3, 1)
+    jobs = [site.job(study, planned) for planned in plan(study, {})[0]]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    taken: list[str] = []
+    process = Mock(poll=Mock(return_value=None))
+    monkeypatch.setattr(
+        "diffclip.study.executors._start_process", lambda _, gpu: taken.append(gpu) or process
+    )
+    executor = Local(3, "cuda")
+    executor.start(jobs[:3])
+    assert (taken, executor.free(), len(executor.live())) == (["4", "GPU-7", "4"], 0, 3)
+    process.poll.return_value = 0
+    assert (executor.live(), executor.free()) == (set(), 3)
+
+
+def test_study_stops_after_its_minutes_and_prints_how_to_resume(
+    study_file, diffclip_study, monkeypatch
+) -> None:
+    monkeypatch.setattr("diffclip.study.runs.time_arms", Mock())
     file = study_file(change={"epochs": 100_000, "checkpoint_every": 2}, sweep=None, models=ONE_SEED)
     ended = diffclip_study(file, "--minutes", 0.1)
     assert ended.returncode == 0, ended.stderr

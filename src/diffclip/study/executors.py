@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from diffclip.errors import InputError, require_group
-from diffclip.study.job import Job, run_job_on_cluster
+from diffclip.study.job import Ended, Job, run_job_on_cluster
+from diffclip.training.logging import format_error
 from diffclip.training.stopping import die_with_parent
 
 
@@ -63,21 +64,11 @@ class Local:
         """Start a process for each job, which prints to a file beside the folder of the run."""
         for job in jobs:
             gpu = self._slots.pop(0)
-            environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
-            environment |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-            command = [sys.executable, "-m", "diffclip.study.job", str(job.beside("job.json"))]
-            with job.beside("log").open("ab") as log:
-                # in a session of its own, Ctrl-C does not reach the process: the study asks it to stop
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    preexec_fn=die_with_parent,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self._running[name_of(job)] = process, gpu
+            try:
+                self._running[name_of(job)] = _start_process(job, gpu), gpu
+            except OSError as error:
+                self._slots.append(gpu)
+                job.end(Ended(code=1, line=format_error(error)))
 
     def live(self) -> set[str]:
         """Return the names of the jobs whose processes run."""
@@ -92,6 +83,23 @@ class Local:
         for process, _ in self._running.values():
             process.kill() if kill else process.terminate()
         return True
+
+
+def _start_process(job: Job, gpu: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
+    environment |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+    command = [sys.executable, "-m", "diffclip.study.job", str(job.beside("job.json"))]
+    with job.beside("log").open("ab") as log:
+        # in a session of its own, Ctrl-C does not reach the process: the study asks it to stop
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 class Slurm:

@@ -66,6 +66,11 @@ class Job(BaseModel):
         write_text(self.beside("job.json"), self.model_dump_json(indent=1) + "\n")
         self.beside("ended.json").unlink(missing_ok=True)
 
+    def end(self, ended: Ended) -> None:
+        """Write how the job ended."""
+        ended.digest = self.digest
+        write_text(self.beside("ended.json"), ended.model_dump_json() + "\n")
+
     def is_written(self) -> bool:
         """Tell whether the file of the job has these settings."""
         try:
@@ -94,8 +99,7 @@ def run_job(file: str) -> int:
     except Exception as error:
         traceback.print_exc()
         ended = Ended(code=getattr(error, "exit_code", 1), line=format_error(error))
-    ended.digest = job.digest
-    write_text(job.beside("ended.json"), ended.model_dump_json() + "\n")
+    job.end(ended)
     return ended.code
 
 
