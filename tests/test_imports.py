@@ -8,21 +8,10 @@ import diffclip
 
 PACKAGE = Path(diffclip.__file__).parent
 LAYERS = (
-    *(
-        "__init__",
-        "names",
-        "errors",
-        "files",
-        "plugins",
-        "config",
-        "preprocess",
-        "tokenizer",
-        "attention",
-        "towers",
-    ),
-    *("initialisation", "model", "pickled", "published", "weights", "sources", "data", "scenes", "maps"),
-    *("evaluation", "benchmarking", "training", "integrations", "study", "report", "demo", "vlm", "web"),
-    *("cli", "__main__"),
+    *("__init__", "names", "errors", "files", "plugins", "attention", "config", "preprocess", "tokenizer"),
+    *("towers", "initialisation", "model", "pickled", "published", "weights", "sources", "data", "scenes"),
+    *("maps", "evaluation", "benchmarking", "training", "integrations", "study", "report", "demo", "vlm"),
+    *("web", "cli", "__main__"),
 )
 
 

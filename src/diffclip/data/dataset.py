@@ -11,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.errors import InputError
+from diffclip.data.order import Layout
+from diffclip.data.pairs import Captions, Pair
+from diffclip.errors import Fault, InputError, sample_fault
+from diffclip.files import digest_of
 from diffclip.preprocess import to_rgb
 
 _TEMPLATE = "a photo of a {c}"
@@ -45,6 +49,48 @@ class DatasetSource:
             raise
         except Exception as error:  # a dataset may raise anything
             raise InputError(f"{self.name(i)} cannot be read ({type(error).__name__}: {error})") from error
+
+
+class DatasetPairs:
+    """The images and captions of a dataset to train on, with the interface of `Pairs`. It has no shards, so it is its
+    own `tars`, and its order depends on its length alone."""
+
+    is_remote, window = False, None
+
+    def __init__(self, dataset: Any) -> None:
+        name = f"dataset {type(dataset).__name__}"
+        self.tars, self._source, self.faults = self, DatasetSource(dataset, name), list[Fault]()
+        self.layout = Layout([[len(self)]], [1.0])
+        self.sources: list[dict[str, Any]] = [
+            {"spec": name, "shards": 0, "samples": len(self), "weight": 1.0}
+        ]
+        self.identity = self.order_identity = digest_of([name, len(self)])
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+    def __getitem__(self, i: int) -> Pair | Fault:
+        name = self._source.name(i)
+        try:
+            pixels = torch.from_numpy(np.array(self._source.image(i))).permute(2, 0, 1)
+            captions = captions_in(item_of(self._source.dataset, i)[1])
+        except InputError as error:
+            return sample_fault(name, error)
+        if captions is None:
+            return Fault(name, "has a class, and training needs captions", "caption")
+        return Pair(str(i), name, Captions(captions), pixels)
+
+    def keep_indexes(self) -> None:
+        """Do nothing: there are no shards."""
+
+    def decode(self) -> None:
+        """Do nothing: the dataset decides what it keeps in memory."""
+
+    def fetch(self, number: int) -> None:
+        """Do nothing: nothing is remote."""
 
 
 def item_of(dataset: Any, i: int) -> tuple[Any, Any]:

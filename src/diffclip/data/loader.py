@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from diffclip.data.dataset import DatasetPairs
 from diffclip.data.order import Items, Steps, seeds_of, whole_epoch, windowed_epoch
 from diffclip.data.pairs import Pairs
 from diffclip.data.workers import data_loader, watch_batches
@@ -88,7 +89,7 @@ class CaptionLoader:
 
     def __init__(
         self,
-        pairs: Pairs,
+        pairs: Pairs | DatasetPairs,
         transform: CropTransform,
         tokenizer: Tokenizer,
         batch_size: int,
@@ -171,7 +172,9 @@ class _BatchJobs:
 
 
 class _Batches(Dataset[Any]):
-    def __init__(self, pairs: Pairs, transform: CropTransform, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(
+        self, pairs: Pairs | DatasetPairs, transform: CropTransform, tokenizer: Tokenizer, seed: int
+    ) -> None:
         self.pairs, self.transform, self.tokenizer, self.seed = pairs, transform, tokenizer, seed
 
     def __getitem__(self, job: _BatchJob) -> Batch | DiffCLIPError:

@@ -9,12 +9,13 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import diffclip
 from diffclip.attention.dispatch import resolve_backend
+from diffclip.data.dataset import DatasetPairs, dataset_set
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.loader import CaptionLoader
@@ -62,6 +63,13 @@ from diffclip.training.validation import validate
 from diffclip.weights import check_fit, check_same, load_weights
 
 
+class Datasets(NamedTuple):
+    """Datasets in place of the recipe's shards; None: the recipe's."""
+
+    train: Any = None
+    val: Any = None
+
+
 @dataclass
 class Outcome:
     """The end of a run in process `rank`: the place in the run, and the shards and samples that were skipped."""
@@ -71,12 +79,24 @@ class Outcome:
     rank: int = 0
 
 
-def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | None = None) -> Outcome:
+def train(
+    recipe: Recipe | str | Path,
+    run: str | Path,
+    resume: bool = False,
+    hardware: Hardware | None = None,
+    data: Any = None,
+    val: Any = None,
+) -> Outcome:
     """Train as `recipe` says and write everything to the folder `run`.
 
     With `resume`, a stopped run continues from its last whole checkpoint, a folder without a run gets a new run, and a
     finished run is left as it is. Several processes (`hardware`) must have been started by `torchrun`, `srun` or
     `diffclip train --devices`.
+
+    Args:
+        recipe: a recipe, its file, or the name of a built-in one.
+        data, val: map-style datasets of (image, captions) that replace `data.train` and `data.val`, see
+            `diffclip.data.dataset`.
 
     Raises:
         InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
@@ -85,6 +105,11 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
         DiffCLIPError: data stopped coming, or another process is gone.
     """
     require_group("train", "lightning")
+    recipe, run = recipe if isinstance(recipe, Recipe) else read_recipe(recipe), Path(run)
+    datasets = Datasets(data, val)
+    if data is not None:
+        named = {"train": str(DatasetPairs(data)), "val": None, "val_range": None}
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=named)})
     check_loggers(recipe.loggers)
     hardware = (hardware or Hardware()).resolved()
     precision = recipe.precision
@@ -117,7 +142,7 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
                     f"{checkpoint}: the run is finished after step {progress.step}; epochs=N extends it to N epochs"
                 )
             return Outcome(progress, rank=fabric.global_rank)
-        trainer = _prepare(fabric, recipe, run, checkpoint, progress, stop, resources)
+        trainer = _prepare(fabric, recipe, run, checkpoint, progress, stop, resources, datasets)
         hosts = gather(fabric, platform.node())
         with shared_errors(fabric):
             trainer.logger = _open_logger(trainer, hardware, hosts) if first else None
@@ -134,15 +159,20 @@ def train(recipe: Recipe, run: Path, resume: bool = False, hardware: Hardware | 
 
 
 def open_training_data(
-    recipe: Recipe, rank: int = 0, world: int = 1, pin_memory: bool = False
+    recipe: Recipe, rank: int = 0, world: int = 1, pin_memory: bool = False, dataset: Any = None
 ) -> CaptionLoader:
-    """Open the training shards of `recipe` as a loader of this process's share of uint8 batches.
+    """Open the training shards of `recipe`, or the `dataset` in their place, as a loader of this process's share of
+    uint8 batches.
 
     Nothing is written beside the shards. With `data.memory`, all images are decoded here and kept in memory. The errors
     are those of `TarSet` and `CaptionLoader`.
     """
     config, data = recipe.config(), recipe.data
-    pairs = Pairs(data.train, _pair_keys(data), data.window, data.cache, data.cache_gb)
+    pairs: Pairs | DatasetPairs = (
+        Pairs(data.train, _pair_keys(data), data.window, data.cache, data.cache_gb)
+        if dataset is None
+        else DatasetPairs(dataset)
+    )
     transform = TrainTransform(config.vision.image_size, config.preprocess, data.scale, data.flip)
     tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
     if data.memory:
@@ -239,6 +269,7 @@ def _prepare(
     progress: RunProgress,
     stop: StopRequest,
     resources: ExitStack,
+    datasets: Datasets,
 ) -> Trainer:
     """Open the data, make the model and the optimizer, and claim the run's folder; `resources` closes loader and lock.
 
@@ -248,8 +279,10 @@ def _prepare(
     for first_of_node in (True, False):  # the first process of a node copies remote shards for the others
         with shared_errors(fabric):
             if (fabric.local_rank == 0) == first_of_node:
-                loader = open_training_data(recipe, rank, world, fabric.device.type == "cuda")
+                loader = open_training_data(recipe, rank, world, fabric.device.type == "cuda", datasets.train)
                 validation = open_validation_data(recipe)
+                if datasets.val is not None:
+                    validation = dataset_set(datasets.val, "val", "validation")
     resources.enter_context(closing(loader))
     tokenizer = Tokenizer(recipe.config().text)
     tokenizer("a text, to see that the vocabulary fits")

@@ -1,0 +1,51 @@
+"""`diffclip.train` on a map-style dataset: the same steps as on shards with the same samples."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_sets import write_shard_of
+from PIL import Image
+from tiny_recipe import tiny_recipe
+
+import diffclip
+from diffclip import InputError
+from diffclip.training.recipe import parse_recipe
+from diffclip.training.run_folder import read_lines
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (16, 20, 24, 3), dtype=np.uint8)
+ITEMS = [(pixels, [f"a caption {i}", f"another {i}"]) for i, pixels in enumerate(PIXELS)]
+
+
+def png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def test_a_dataset_trains_as_shards_with_the_same_samples(tmp_path: Path) -> None:
+    samples = [
+        (f"{i:02}", {"png": png(pixels), "txt": "\n".join(texts).encode()})
+        for i, (pixels, texts) in enumerate(ITEMS)
+    ]
+    shard = write_shard_of(tmp_path / "train.tar", samples)
+    losses = []
+    for name, given in (("shards", {}), ("own", {"data": ITEMS, "val": ITEMS[:8]})):
+        recipe = parse_recipe(tiny_recipe(data={"train": str(shard), "val": str(shard)}), "test")
+        outcome = diffclip.train(recipe, tmp_path / name, **given)
+        assert outcome.progress.step == 4
+        losses.append([line["loss"] for line in read_lines(tmp_path / name / "metrics.jsonl")])
+    assert losses[0] == losses[1]
+    assert "dataset list" in (tmp_path / "own" / "recipe.yaml").read_text()
+    assert read_lines(tmp_path / "own" / "validation.jsonl")
+    assert diffclip.evaluate(tmp_path / "own", "retrieval", ITEMS)[0].count == 32
+
+
+def test_items_without_captions_are_skipped_and_named(tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_recipe(data={"train": "none.tar"}, epochs=1), "test")
+    mixed = [(pixels, i if i % 2 else "a text") for i, pixels in enumerate(PIXELS)]
+    outcome = diffclip.train(recipe, tmp_path / "mixed", data=mixed)
+    assert any("needs captions" in str(fault) for fault in outcome.skipped)
+    with pytest.raises(InputError, match="fewer than the batch size"):
+        diffclip.train(recipe, tmp_path / "few", data=mixed[:4])
