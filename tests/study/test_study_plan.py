@@ -12,7 +12,7 @@ from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_table
 from diffclip.evaluation.statistics import detectable
-from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_runs
+from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_doubts, sweep_runs
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site, entries_of, unavailable_sets, usual_workers
 from diffclip.study.spec import read_study
@@ -54,6 +54,25 @@ def test_sweep_chooses_settings_of_each_arm_by_the_mean_over_seeds(study_file, t
         write_finished(tmp_path, run, None)
     with pytest.raises(InputError, match="every setting of CLIP in the sweep diverged"):
         choose(study, StudyFolder(tmp_path).runs)
+
+
+def test_sweep_tells_of_the_edge_of_the_grid_and_of_noise(
+    study_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    sweep = {"lr": [1e-3, 2e-3, 4e-3], "weight_decay": [0.1], "seeds": [100, 101]}
+    study = read_study(study_file(sweep=sweep))
+    means = {"CLIP": {1e-3: 0.50, 2e-3: 0.48, 4e-3: 0.1}, "DiffCLIP": {1e-3: 0.1, 2e-3: 0.50, 4e-3: 0.1}}
+    for run in sweep_runs(study):
+        half = 0.02 if run.arm == "CLIP" else 0.0  # seeds of CLIP are 4 points apart: sd 2.83
+        write_finished(tmp_path, run, means[run.arm][run.recipe.lr] + (half if run.seed == 100 else -half))
+    lines = StudyFolder(tmp_path).runs
+    assert sweep_doubts(study, lines, {}) == {}
+    doubts = sweep_doubts(study, lines, choose(study, lines))
+    assert doubts["DiffCLIP"] == []
+    assert doubts["CLIP"] == [
+        "best at the edge of the grid: add a lower rate to sweep.lr",
+        "within noise of the next (lr 0.002, 2.00 points less, seeds vary by 2.83): 16 seeds would tell them apart",
+    ]
 
 
 def test_missing_set_without_a_download_is_left_out_of_the_suite(study_file, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from diffclip.evaluation.records import TABLE_FILE, load_records
 from diffclip.evaluation.statistics import detectable, run_sd
 from diffclip.evaluation.verdicts import Family
 from diffclip.report.names import measure_label
-from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs
+from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs, sweep_doubts
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site
 from diffclip.study.spec import Group, Study
@@ -36,8 +36,11 @@ def show_plan(study: Study, site: Site, groups: Collection[Group], pilot: Path |
     )
     cells = ([str(cell) for cell in row] for row in table.reset_index().itertuples(index=False))
     print_table(("group", "arm", "suite", "seeds", "runs", "finished"), "llllrr", cells)
+    doubts = sweep_doubts(study, lines, chosen)
     for arm, settings in chosen.items():
         print(f"the sweep chose for {arm}: lr {settings['lr']:g}, weight decay {settings['weight_decay']:g}")
+        for doubt in doubts[arm]:
+            print(f"  {doubt}")
     if outdated := [run.name for run in runs if decided and run.name in lines and run.name not in finished]:
         names = ", ".join(outdated[:3]) + (", …" if len(outdated) > 3 else "")
         print(f"runs to train again because their settings differ: {len(outdated)} ({names})")

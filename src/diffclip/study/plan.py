@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from typing import Any
 
 from diffclip.errors import InputError
@@ -84,6 +84,19 @@ def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
     A run that diverged rules its settings out. Without a sweep the result is empty. `InputError` is raised if a run of
     the sweep is not finished, or if all settings of an arm diverged.
     """
+    chosen: dict[str, Settings] = {}
+    for arm, arm_scores in _sweep_scores(study, lines).items():
+        best = max(arm_scores, key=lambda settings: fmean(arm_scores[settings]))
+        if fmean(arm_scores[best]) == -math.inf:
+            raise InputError(f"every setting of {arm} in the sweep diverged: give sweep.lr lower rates")
+        chosen[arm] = {"lr": best[0], "weight_decay": best[1]}
+    return chosen
+
+
+def _sweep_scores(
+    study: Study, lines: Mapping[str, Line]
+) -> dict[str, dict[tuple[float, float], list[float]]]:
+    """Return the scores of the sweep's seeds by arm and (rate, decay); −∞ for a run that diverged."""
     scores: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in sweep_runs(study):
         if not run.is_finished(lines):
@@ -92,13 +105,39 @@ def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
             )
         score = lines[run.name]["score"]
         scores[run.arm][run.recipe.lr, run.recipe.weight_decay].append(-math.inf if score is None else score)
-    chosen: dict[str, Settings] = {}
-    for arm, arm_scores in scores.items():
-        best = max(arm_scores, key=lambda settings: fmean(arm_scores[settings]))
-        if fmean(arm_scores[best]) == -math.inf:
-            raise InputError(f"every setting of {arm} in the sweep diverged: give sweep.lr lower rates")
-        chosen[arm] = {"lr": best[0], "weight_decay": best[1]}
-    return chosen
+    return scores
+
+
+def sweep_doubts(
+    study: Study, lines: Mapping[str, Line], chosen: Mapping[str, Settings]
+) -> dict[str, list[str]]:
+    """Say for each swept arm what makes the choice of a finished sweep doubtful: the edge of the grid, and a second
+    best setting within noise, with the number of seeds that would tell the two apart.
+
+    The noise is the spread over seeds, pooled over the arm's settings. Two means of n seeds are apart if their
+    difference is more than twice its standard error, 2·sd·√(2/n).
+    """
+    doubts: dict[str, list[str]] = {}
+    for arm, by_settings in _sweep_scores(study, lines).items() if chosen else ():
+        rates, best = sorted({lr for lr, _ in by_settings}), (chosen[arm]["lr"], chosen[arm]["weight_decay"])
+        doubts[arm] = []
+        if len(rates) > 1 and best[0] in (rates[0], rates[-1]):
+            side = "lower" if best[0] == rates[0] else "higher"
+            doubts[arm].append(f"best at the edge of the grid: add a {side} rate to sweep.lr")
+        finite = {key: values for key, values in by_settings.items() if min(values) > -math.inf}
+        others = [key for key in finite if key != best]
+        if not others or len(finite[best]) < 2:
+            continue
+        following = max(others, key=lambda key: fmean(finite[key]))
+        gap = fmean(finite[best]) - fmean(finite[following])
+        sd = math.sqrt(fmean(variance(values) for values in finite.values()))
+        if gap <= 2 * sd * math.sqrt(2 / len(finite[best])):
+            needed = f"{math.ceil(round(2 * (2 * sd / gap) ** 2, 6))} seeds" if gap else "no number of seeds"
+            doubts[arm].append(
+                f"within noise of the next (lr {following[0]:g}, {100 * gap:.2f} points less, seeds vary by "
+                f"{100 * sd:.2f}): {needed} would tell them apart"
+            )
+    return doubts
 
 
 def plan(
