@@ -137,8 +137,8 @@ def _fetch_header(system: Any, path: str, size: Any) -> Header | None:
     folder, _, name = path.partition("?")[0].rpartition("/")
     # nearly anything may go wrong; any failure counts as no index
     with tempfile.TemporaryDirectory() as scratch, suppress(Exception):
-        file = Path(scratch, "index.npy")
-        system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.npy", str(file))
+        file = Path(scratch, "index")
+        system.get_file(f"{folder}/{INDEX_FOLDER}/{name}.index", str(file))
         index = read_index(file, file, None, tables=False)
         if index is not None and index.header.stamp.startswith(f"{size} "):
             return index.header

@@ -298,7 +298,7 @@ def _select(index: Index, members: Members) -> _Opened:
             positions.append(places[np.where(wanted < 0, -1, firsts + wanted)])
     order = np.argsort(np.concatenate(numbers), kind="stable")
     return _Opened(
-        index._replace(rows=index.rows[:0], positions=index.positions[:0]),
+        Index(index.path, index.header),
         np.concatenate(keys)[order],
         np.concatenate(positions)[order],
     )
