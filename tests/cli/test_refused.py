@@ -67,7 +67,8 @@ def test_arguments_and_names_are_checked_before_heavy_packages_are_imported(tmp_
         "    except SystemExit as stop: assert stop.code == 2, line\n"
         "    assert not {'torch', 'open_clip', 'matplotlib', 'pandas'} & set(sys.modules), line"
     )
-    (tmp_path / "run/checkpoints/best").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/step_00000001").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/best").symlink_to("step_00000001")
     (tmp_path / "empty/checkpoints").mkdir(parents=True)
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
