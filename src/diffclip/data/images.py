@@ -175,7 +175,7 @@ def image_files(folder: Path, follow_links: bool = False) -> list[Path]:
 
 
 def _open(
-    handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = _FORMATS
+    handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = _FORMATS
 ) -> Image.Image:
     """Read the header of an image, and refuse an image that is too large."""
     start = handle.read(12)

@@ -64,6 +64,7 @@ class PairKeys:
     captions: Literal["lines", "whole"] = "lines"
 
     def members(self, advice: str = _ADVICE) -> Members:
+        texts: tuple[tuple[str, tuple[str, ...]], ...]
         texts = (("txt", _endings(self.text_key, ("txt",))), ("json", ("json",)))
         if self.caption_key != CAPTION_KEY:
             texts = texts[1:]

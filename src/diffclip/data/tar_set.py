@@ -50,7 +50,7 @@ class _Opened(NamedTuple):
     """An open shard: its samples' keys, and block and size of each label's member [samples, labels, 2]. `file` is the
     open shard if the shard may be removed while it is in use."""
 
-    index: Index
+    tar: Index
     keys: NDArray[np.bytes_]
     positions: NDArray[np.uint32]
     file: IO[bytes] | None = None
@@ -69,7 +69,7 @@ class TarSample(NamedTuple):
         """Read the members with these labels that the sample has. Raise `InputError` if the shard has changed, and
         `OSError` if it cannot be read."""
         contents = {}
-        path, header = self.shard.index.path, self.shard.index.header
+        path, header = self.shard.tar.path, self.shard.tar.header
         if self.row >= len(self.shard.keys):
             reason = next(iter(header.faults), "has changed since its samples were counted: start again")
             raise InputError(f"{self.name} {reason}")
@@ -219,7 +219,7 @@ class TarSet:
                 open_index(self._copies.copy(url) if is_remote(url) else Path(url)), self.members
             )
             with suppress(OSError):  # a shard that is gone or unreadable has faults
-                opened = opened._replace(file=opened.index.path.open("rb", buffering=0))
+                opened = opened._replace(file=opened.tar.path.open("rb", buffering=0))
             while len(self._opened) >= (self.window or 1):
                 self._opened.pop(next(iter(self._opened)))
         self._opened[number] = opened
