@@ -54,12 +54,6 @@ def test_a_dataset_gets_the_numbers_of_the_folder_with_its_images(model, scenes)
     retrieval = diffclip.evaluate(model, None, Items(captions, captions.captions), name="mine")
     assert values(retrieval) == values(diffclip.evaluate(model, None, scenes / "captions"))
     assert retrieval[0].dataset == "mine"
-    train = colors.beside("train")
-    learned = Items(train, train.labels)
-    probe = diffclip.evaluate(
-        model, "linear-probe", Items(colors, colors.labels), classnames=names, train=learned
-    )
-    assert "acc1" in values(probe)
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(model, scenes) -> None:
