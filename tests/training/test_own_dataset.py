@@ -42,6 +42,19 @@ def test_a_dataset_trains_as_shards_with_the_same_samples(tmp_path: Path) -> Non
     assert diffclip.evaluate(tmp_path / "own", "retrieval", ITEMS)[0].count == 32
 
 
+def test_longer_captions_than_those_of_the_weights(tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_recipe(data={"train": "none.tar"}, epochs=1), "test")
+    diffclip.train(recipe, tmp_path / "start", data=ITEMS)
+    fields = {"model": "of-weights", "weights": str(tmp_path / "start"), "context_length": 40}
+    longer = {
+        key: value for key, value in tiny_recipe(epochs=1).items() if key not in ("model", "architecture")
+    }
+    diffclip.train(
+        parse_recipe(longer | fields | {"data": {"train": "none.tar"}}, "test"), tmp_path / "long", data=ITEMS
+    )
+    assert diffclip.load(tmp_path / "long")[0].positional_embedding.shape == (40, 16)
+
+
 def test_items_without_captions_are_skipped_and_named(tmp_path: Path) -> None:
     recipe = parse_recipe(tiny_recipe(data={"train": "none.tar"}, epochs=1), "test")
     mixed = [(pixels, i if i % 2 else "a text") for i, pixels in enumerate(PIXELS)]

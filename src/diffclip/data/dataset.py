@@ -59,7 +59,8 @@ class DatasetPairs:
 
     def __init__(self, dataset: Any) -> None:
         name = f"dataset {type(dataset).__name__}"
-        self.tars, self._source, self.faults = self, DatasetSource(dataset, name), list[Fault]()
+        self.tars, self._source = self, DatasetSource(dataset, name)
+        self.faults, self.notes = list[Fault](), list[Fault]()
         self.layout = Layout([[len(self)]], [1.0])
         self.sources: list[dict[str, Any]] = [
             {"spec": name, "shards": 0, "samples": len(self), "weight": 1.0}

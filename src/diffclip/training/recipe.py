@@ -153,6 +153,7 @@ class Recipe(Keys):
     clip_grad_norm: PositiveFloat | None = None  # the greatest norm of all gradients together; None: no limit
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 if the hardware computes it natively
     image_size: PositiveInt | None = None  # None: the model's own
+    context_length: int | None = Field(default=None, gt=1)  # tokens of a text; None: the model's own
     attention_backend: Backend = "auto"  # auto: the fastest one that supports the inputs
     grad_checkpointing: bool = False  # recompute blocks in the backward pass
     compile: bool = False  # torch.compile, block by block
@@ -193,6 +194,8 @@ class Recipe(Keys):
                 config = resize_config(config, self.image_size)
         if {"mean", "std"} & (self.architecture or {}).get("preprocess", {}).keys():
             raise InputError("architecture.preprocess has a mean or std: data.statistics decides them")
+        if self.context_length is not None:
+            config.text.context_length = self.context_length
         config.logit_bias = self.loss == "siglip"
         config.preprocess.mean, config.preprocess.std = STATISTICS[self.data.statistics]
         return config
