@@ -225,7 +225,7 @@ def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True)
 
 def write_verdicts(folder: Path, verdicts: pd.DataFrame, family: Family) -> None:
     """Write the verdicts beside the results in `folder`, with the digests of results and family."""
-    table = verdicts.assign(of=verdicts["of"].map("; ".join, na_action="ignore"))
+    table = verdicts[list(_COLUMNS)].assign(of=verdicts["of"].map("; ".join, na_action="ignore"))
     table = table.replace("", math.nan).dropna(axis="columns", how="all").assign(**_digests(folder, family))
     write_text(folder / VERDICTS_FILE, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
