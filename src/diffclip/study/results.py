@@ -187,6 +187,8 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
         ("map_correlation", best, "mean over layers, best checkpoint"),
     ):
         for tower, values in (row.get(metric) or {}).items():
+            if not values:  # a plain tower
+                continue
             facts = {"map": "vision" if tower == "visual" else tower}
             records.append(record("training", metric, float(np.mean(values)), protocol, **facts))
     protocol = f"{line['side_by_side']} at a time on {line['device']}, {line['threads']} threads each"
