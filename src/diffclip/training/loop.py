@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -125,7 +125,7 @@ class Trainer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
 
-            with collect_logits(criterion) if self._is_logged(step) else nullcontext([]) as logits:
+            with collect_logits(criterion, self._is_logged(step)) as logits:
                 loss, out = backward_in_parts(  # forward, loss, backward; in parts of `micro_batch` samples
                     self.forward,
                     criterion,
@@ -170,8 +170,9 @@ class Trainer:
     def save(self, best: bool = False) -> Path:
         """Write a checkpoint, unless a step or a weight is not finite."""
         with self._timer.paused():
-            weights = (p.to_local() if is_share(p) else p for p in self.model.parameters())
-            finite = torch.stack([weight.detach().isfinite().all() for weight in weights]).all()
+            weights: list[Any] = list(self.model.parameters())
+            own = [weight.to_local() if is_share(weight) else weight for weight in weights]
+            finite = torch.stack([weight.detach().isfinite().all() for weight in own]).all()
             if min(mean_over_processes(self.fabric, self._read_steps([finite])[2:])) < 1:
                 self._give_up(self.progress.step, "a weight is not finite")
             return save_checkpoint(self.fabric, self.run, self.model, self.optimizer, self.progress, best)

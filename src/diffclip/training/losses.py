@@ -40,8 +40,11 @@ def make_criterion(kind: str, gather_with_grad: bool, rank: int = 0, world: int 
 
 
 @contextmanager
-def collect_logits(criterion: Criterion) -> Iterator[list[Tensor]]:
-    """Collect the logits that `criterion` computes within the context, without their graph."""
+def collect_logits(criterion: Criterion, wanted: bool = True) -> Iterator[list[Tensor]]:
+    """Collect the logits that `criterion` computes within the context, without their graph, if they are `wanted`."""
+    if not wanted:
+        yield []
+        return
     compute, collected = criterion.get_logits, list[Tensor]()
 
     def compute_and_collect(*arguments: Any, **options: Any) -> Any:

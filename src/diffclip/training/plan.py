@@ -120,7 +120,7 @@ def plan_run(
     if gpu is None:
         # the processes of a CPU share it, those of GPUs have one each
         rate = measure_rate(recipe, device, share) * (world if device.type == "cuda" else 1)
-        tflops, utilization, room = None, None, _memory_here(device)
+        tflops, utilization, room = None, None, float(_memory_here(device))
     else:
         tflops, room = getattr(GPUS[gpu], recipe.precision), GPUS[gpu].memory_gib * GIB
         utilization = UTILIZATION * min(1, config.vision.width / _FULL_WIDTH)
@@ -223,7 +223,7 @@ def _count(
         )
     per_sample = (large_peak - small_peak) // (large - small)
     constant, rest = max(0, small_peak - small * per_sample), sum(parts.values()) - sum(blocks)
-    return _Counts(parts, trained, max(blocks), rest, *flops, constant, per_sample)
+    return _Counts(parts, trained, max(blocks), rest, flops[0], flops[1], flops[2], constant, per_sample)
 
 
 def _flops(recipe: Recipe, counts: _Counts, in_parts: bool) -> dict[str, int]:
