@@ -92,7 +92,7 @@ def _wandb_logger(run: Path, settings: Wandb, done: int, config: Mapping[str, An
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    class Logger(WandbLogger):
+    class Logger(WandbLogger):  # type: ignore[misc]
         def finalize(self, status: str) -> None:
             super().finalize(status)
             self.experiment.finish(exit_code=int(status != "success"))
