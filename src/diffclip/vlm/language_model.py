@@ -60,7 +60,7 @@ class LanguageSettings:
 def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
     """Train a language model and its tokenizer on texts about scenes, and save both to a new `folder` for transformers.
 
-    Training takes about three minutes on 2 CPU cores. A stopped training continues from checkpoints in FOLDER.training.
+    Training takes about four minutes of a CPU core. A stopped training continues from checkpoints in FOLDER.training.
     """
     folder = Path(folder)
     run = folder.with_name(f"{folder.name}.training")
