@@ -39,7 +39,7 @@ def test_dry_run_prints_the_plan_and_checks_the_data(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     for line in (
         "batch 8: 1 process, 8 samples each",
-        "λ",
+        "attention, beyond a plain layer",
         "of 22.0 GiB: fits",
         "3 epochs × 2 = 6",
         "training data: 21 samples per epoch in 2 batches, 5 left out of each",
