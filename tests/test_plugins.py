@@ -234,3 +234,19 @@ def test_a_registered_task_is_run(scenes: Path, tmp_path: Path, model_folder: Pa
     assert ended.returncode == 0, ended.stderr
     (record,) = [json.loads(line) for line in output.read_text().splitlines()]
     assert (record["task"], record["metric"]) == ("norms", "length")
+
+
+def test_a_study_loads_its_plugins_before_its_arms(relu: Path, tmp_path: Path) -> None:
+    from diffclip.study.spec import read_study
+
+    (tmp_path / "tiny.yaml").write_text(
+        yaml.safe_dump(tiny_recipe(data={"train": "nowhere", "val": "nowhere"}))
+    )
+    arms = {name: {"change": {"model": name}} for name in ("CLIP", "DiffCLIP", "CLIP-relu")}
+    study = {"title": "t", "recipe": str(tmp_path / "tiny.yaml"), "data": "flickr8k", "plugins": ["mine.py"]}
+    study["models"] = {"seeds": [0, 1], "suite": "brief", "arms": arms}
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(study))
+    recipe = read_study(file).recipes["CLIP-relu"]
+    assert recipe.config().vision.attention == "relu"
+    assert list(recipe.plugins) == ["mine.py"]
