@@ -217,8 +217,8 @@ def load_initial_weights(model: CLIP, source: str) -> None:
     """Fill `model` with the weights of a saved model; position embeddings are resampled if the image size differs. If
     the loss differs, the logit scale and bias keep their initial values. Another model, other image statistics, or a
     source that cannot be read raises `InputError`."""
-    sizes = {"image_size": model.config.vision.image_size, "context_length": model.config.text.context_length}
-    saved = load_clip(source, **sizes)[0]
+    vision, text = model.config.vision, model.config.text
+    saved = load_clip(source, image_size=vision.image_size, context_length=text.context_length)[0]
     saved_preprocess, preprocess = saved.config.preprocess, model.config.preprocess
     if (saved_preprocess.mean, saved_preprocess.std) != (preprocess.mean, preprocess.std):
         raise InputError(
