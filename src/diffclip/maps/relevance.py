@@ -180,7 +180,8 @@ def legrad(
             slope = torch.autograd.grad(logit.sum(), layer.combined, retain_graph=True)[0]
             row = slope[samples, :, rows].clamp_min(0)
             found.append(row.mean(1) if head is None else row[:, head])
-    return torch.stack(found).unflatten(0, (len(maps), logits.shape[1])).mean(0).transpose(0, 1)
+    layers = torch.stack(found)  # [L·T, B, N]
+    return layers.view(len(maps), -1, *layers.shape[1:]).mean(0).transpose(0, 1)
 
 
 @contextmanager
