@@ -176,7 +176,7 @@ def legrad(
     """
     samples, found = torch.arange(len(rows), device=rows.device), []
     for layer, tokens in zip(maps, outputs, strict=True):
-        for logit in (logits := logits_of(tokens)).unbind(1):
+        for logit in logits_of(tokens).unbind(1):
             slope = torch.autograd.grad(logit.sum(), layer.combined, retain_graph=True)[0]
             row = slope[samples, :, rows].clamp_min(0)
             found.append(row.mean(1) if head is None else row[:, head])
