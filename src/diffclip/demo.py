@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
@@ -26,9 +27,11 @@ from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.names import percent
 from diffclip.report.page import Extra, write_report
 from diffclip.scenes import write_scenes
-from diffclip.sources.load import load, load_with_origin
-from diffclip.training.recipe import read_recipe
+from diffclip.sources.load import load_clip, load_with_origin, pick_device
+from diffclip.training.logging import duration
+from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.run import train
+from diffclip.training.timing import measure_rate
 
 MODELS = ("CLIP", "DiffCLIP")
 RECIPE = "scenes_demo"
@@ -63,27 +66,62 @@ def run_demo(
         raise InputError(
             "no plugin names a model to train: add diffclip.register_variant(…), or leave --plugin out"
         )
-    runs = []
     compared = (*MODELS, *own)
-    for seed, model in product(range(seeds), compared):
-        runs.append(folder / (model if seed == 0 else f"{model}-s{seed}"))
+    names = [model if seed == 0 else f"{model}-s{seed}" for seed, model in product(range(seeds), compared)]
+    waiting = [name for name in names if not (folder / name / RESULTS_FILE).is_file()]
+    seconds = _estimate_seconds(scenes, compared[-1]) if waiting else 0.0
+    if waiting:
+        say(
+            f"{len(waiting)} models to train: about {duration(len(waiting) * seconds)}, with a page after each"
+        )
+    page, records, runs = folder / "report.html", list[Record](), list[Path]()
+    for name, (seed, model) in zip(names, product(range(seeds), compared), strict=True):
+        started = time.monotonic()
+        runs.append(folder / name)
         train_on_scenes(runs[-1], scenes, model, seed, say)
-    records = [record for run in runs for record in _evaluate(run, scenes, say)]
-    models = {run.name: load(run / "checkpoints" / "best") for run in runs[: len(compared)]}
+        records += _evaluate(runs[-1], scenes, say)
+        if name in waiting or name == names[-1]:
+            command = shlex.join(["diffclip", "demo", "--folder", str(folder), "--seeds", str(seeds)])
+            _write_page(page, runs, scenes, compared, records, command)
+        if name in waiting:
+            waiting.remove(name)
+            seconds = time.monotonic() - started  # with its data and its page
+        if waiting:
+            say(f"{page}: {name} is there, about {duration(len(waiting) * seconds)} for {len(waiting)} more")
+    return page, records
+
+
+def _estimate_seconds(scenes: Path, model: str) -> float:
+    """Estimate the seconds that a model takes: a few timed steps, times the steps of the training."""
+    recipe = _recipe(scenes, model, 0)
+    rate = measure_rate(recipe, pick_device("auto"), recipe.batch_size)
+    return recipe.epochs * _TRAIN / rate
+
+
+def _write_page(
+    page: Path,
+    runs: Sequence[Path],
+    scenes: Path,
+    compared: Sequence[str],
+    records: Sequence[Record],
+    command: str,
+) -> None:
+    """Write the page about the runs that are finished; examples are of each model's first run."""
+    first = [run for run in runs if run.name in compared]
+    models = {run.name: load_clip(run / "checkpoints" / "best") for run in first}
     with_maps = {name: bundle for name, bundle in models.items() if bundle[0].config.vision.layer.has_maps()}
     test = open_set(scenes / "captions", "test")
-    page = write_report(
+    write_report(
         runs,
-        folder / "report.html",
+        page,
         title=f"{', '.join(compared[:-1])} and {compared[-1]} on the built-in scenes",
-        command=shlex.join(["diffclip", "demo", "--folder", str(folder), "--seeds", str(seeds)]),
+        command=command,
         extras=[
             Extra("Not learned", _not_learned(records), []),
             retrieval_examples(models, test, _EXAMPLES),
             attention_examples(with_maps, test, _ATTENTION_IMAGES),
         ],
     )
-    return page, records
 
 
 def _not_learned(records: Sequence[Record]) -> str:
@@ -100,10 +138,14 @@ def train_on_scenes(
     run: Path, scenes: Path, model: str, seed: int, say: Callable[[str], None], changes: Sequence[str] = ()
 ) -> None:
     """Train `model` in the folder `run`, with `changes` to the recipe. Continue a stopped run; skip a finished one."""
+    say(f"{run.name}: training in {run}")
+    train(_recipe(scenes, model, seed, changes), run, resume=True)
+
+
+def _recipe(scenes: Path, model: str, seed: int, changes: Sequence[str] = ()) -> Recipe:
     paths = {split: json.dumps(str(scenes / "captions" / split)) for split in ("train", "val")}
     data = [f"data.{split}={path}" for split, path in paths.items()]
-    say(f"{run.name}: training in {run}")
-    train(read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data, *changes]), run, resume=True)
+    return read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data, *changes])
 
 
 def _evaluate(run: Path, scenes: Path, say: Callable[[str], None]) -> Sequence[Record]:
