@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,7 @@ _AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
 _INNER = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 _OUTER = re.compile(r"^((module|model)\.)+")
 _NAMED = 4  # in a message
+_ORIGIN = "origin"  # in config.json: facts about the training
 CONFIG_KEY = "diffclip_config"  # in our files, and in the metadata that open_clip's trainer saves
 
 
@@ -179,6 +181,7 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
         raise InputError(f"{file} is not a model's configuration: save the model again")
     if "model_type" in fields:
         raise InputError(f"{file.parent} was saved by transformers: give transformers:{file.parent}")
+    fields.pop(_ORIGIN, None)
     return parse_config(fields, str(file))
 
 
@@ -270,17 +273,36 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
     )
 
 
-def save_weights(model: CLIP, folder: str | Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write `config.json` and `model.safetensors` to `folder`, each file atomically.
+def save_weights(
+    model: CLIP,
+    folder: str | Path,
+    state: Mapping[str, Tensor] | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `config.json` and `model.safetensors` to `folder`, each file atomically. A disk error raises `InputError`.
 
-    `state` is the model's state dict if it has been gathered from several processes. A disk error raises `InputError`.
+    Args:
+        state: the model's state dict if it has been gathered from several processes.
+        origin: facts about the training, for `read_origin`.
     """
     model = _unwrapped(model)
     state = model.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with write_atomically(Path(folder) / WEIGHTS_FILE) as temporary:
         save_tensors(state, temporary, {CONFIG_KEY: model.config.model_dump_json()})
-    write_text(Path(folder) / CONFIG_FILE, model.config.model_dump_json(indent=2) + "\n")
+    fields = model.config.model_dump(mode="json") | ({_ORIGIN: dict(origin)} if origin else {})
+    write_text(Path(folder) / CONFIG_FILE, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_origin(folder: Path) -> dict[str, Any]:
+    """Read what `save_weights` was told about the training: label, seed, init, data and steps; empty if nothing."""
+    with suppress(OSError, ValueError):
+        fields = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        origin = fields.get(_ORIGIN) if isinstance(fields, dict) else None
+        if isinstance(origin, dict):
+            kinds = {"label": str, "seed": int, "init": str, "data": str, "steps": int}
+            return {name: origin[name] for name, kind in kinds.items() if isinstance(origin.get(name), kind)}
+    return {}
 
 
 def save_published(model: CLIP, file: str | Path) -> None:

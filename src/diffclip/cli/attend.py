@@ -13,7 +13,7 @@ from diffclip.cli.console import Device, print_table, read_images, say_loading, 
 from diffclip.errors import Fault, InputError, require_group
 from diffclip.files import check_not_input, check_writable, printable
 from diffclip.maps.view import OF_TEXTS, View
-from diffclip.sources.load import load_with_origin, pick_device
+from diffclip.sources.load import load_with_origin, pick_device, warn_of_photographs
 from diffclip.sources.registry import MODEL_HELP, find_model
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ def _load(sources: Sequence[str], device: str) -> dict[str, Prepared]:
 
     chosen_device = pick_device(device)
     loaded = [load_with_origin(source) for source in sources]
+    for bundle in loaded:
+        warn_of_photographs(bundle)
     variants = [variant_of(bundle.model.config) for bundle in loaded]
     for labels in (
         variants,

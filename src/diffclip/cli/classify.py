@@ -21,7 +21,7 @@ from diffclip.cli.console import (
 )
 from diffclip.errors import Fault, InputError
 from diffclip.files import printable, read_text
-from diffclip.sources.load import Loaded, load_with_origin, pick_device
+from diffclip.sources.load import Loaded, load_with_origin, pick_device, warn_of_photographs
 from diffclip.sources.registry import MODEL_HELP, find_model
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def classify(
     say_loading([model])
     chosen_device = pick_device(device)
     loaded = load_with_origin(model, model_name, only_clip=False)
+    warn_of_photographs(loaded)
     if not getattr(loaded.model, "has_texts", True):
         raise InputError(f"{model} has no texts to compare images with: give a model of images and texts")
     loaded.model.to(chosen_device)

@@ -73,7 +73,8 @@ def convert(
         raise InputError(
             f"{source} is a model's name, which has no weights to convert: give a folder or a file"
         )
-    model = load_with_origin(source, model_name).model
+    loaded = load_with_origin(source, model_name)
+    model = loaded.model
 
     from diffclip.config import name_of
     from diffclip.weights import save_published, save_weights
@@ -89,5 +90,5 @@ def convert(
 
         save_transformers(model, target)
     else:
-        save_weights(model, target)
+        save_weights(model, target, origin=None if to_differential else loaded.origin)
     print(f"{target}: {name_of(model.config)}, {sum(p.numel() for p in model.parameters()):,} parameters")

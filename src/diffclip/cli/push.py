@@ -48,7 +48,12 @@ def push(
         raise InputError(
             f"{results[0]} has no record of {loaded.weights} as it is now: evaluate the model that you push"
         )
-    about: dict[str, Any] = {"recipe": loaded.recipe, "records": records, "license": license}
+    about: dict[str, Any] = {
+        "recipe": loaded.recipe or loaded.origin or None,
+        "records": records,
+        "license": license,
+    }
+    about["origin"] = loaded.origin
     if dry_run:
         with tempfile.TemporaryDirectory() as folder:
             write_folder(loaded.model, folder, name, **about)

@@ -48,7 +48,7 @@ model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 
 {license}
 """
-_FACTS = ("templates", "corruption", "severity", "epsilon", "map", "layer", "head", "draw")
+_FACTS = ("templates", "corruption", "severity", "epsilon", "map", "draw")
 
 
 def locate(source: str | Path, cache_dir: str | None = None) -> Path:
@@ -78,14 +78,16 @@ def check_reachable(repository: str, file: str, source: str) -> None:
         huggingface_hub.HfApi().model_info(repository, timeout=10)
 
 
-def write_folder(model: CLIP, folder: str | Path, repository: str, **card: Any) -> None:
+def write_folder(
+    model: CLIP, folder: str | Path, repository: str, origin: Mapping[str, Any] | None = None, **card: Any
+) -> None:
     """Write the files of `save_weights` and the model card to `folder`; `card` as in `model_card`."""
-    save_weights(model, folder)
+    save_weights(model, folder, origin=origin)
     model_card(model, repository, **card).save(Path(folder) / "README.md")
 
 
 def push_to_hub(model: CLIP, repository: str, private: bool | None = None, **card: Any) -> None:
-    """Push `model` and its card to `repository`, OWNER/NAME; `card` as in `model_card`."""
+    """Push `model` and its card to `repository`, OWNER/NAME; `card` as in `write_folder`."""
     hub = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as folder:
         write_folder(model, folder, repository, **card)
@@ -136,19 +138,23 @@ def _format_training(recipe: Mapping[str, Any] | None) -> str:
     data = recipe.get("data")
     rows: dict[str, Any] = {"data": data.get("train") if isinstance(data, dict) else data}
     rows |= {key: recipe.get(key) for key in ("seed", start, "epochs", "batch_size", "lr", "weight_decay")}
-    lines = [f"| {key} | {hide_secrets(str(value))} |" for key, value in rows.items()]
+    lines = [f"| {key} | {hide_secrets(str(value))} |" for key, value in rows.items() if value is not None]
     return "\n".join(["| | |", "| --- | --- |", *lines])
 
 
 def _format_results(records: Iterable[Record]) -> str:
     rows = []
+    seen = set()
     for record in records:
         facts = [f"{fact} {value}" for fact in _FACTS if (value := getattr(record, fact)) is not None]
+        measured = ", ".join([record.dataset, record.split, *facts])
+        # the first number of a task is its headline; layers and heads are for the maps
+        if record.value is None or record.layer is not None or (record.task, measured) in seen:
+            continue
+        seen.add((record.task, measured))
         interval = "" if record.low is None else f"{record.low:.4f} to {record.high:.4f}"
-        if record.value is not None:
-            rows.append(
-                f"| {record.task} | {', '.join([record.dataset, record.split, *facts])} | {record.metric} | "
-                f"{record.value:.4f} | {interval} | {record.count} |"
-            )
+        rows.append(
+            f"| {record.task} | {measured} | {record.metric} | {record.value:.4f} | {interval} | {record.count} |"
+        )
     header = ["| task | dataset | metric | value | 95 % interval | items |", "| --- " * 6 + "|"]
     return "\n".join(header + rows) if rows else "Not stated."

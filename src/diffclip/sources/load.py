@@ -32,6 +32,10 @@ RANDOM = f"random, seed {_RANDOM_SEED}"
 """The value of `weights` in the records of a model with random weights."""
 
 
+SCENES = "scenes"
+"""The value of `data` of a model that was trained on the built-in scenes."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model in evaluation mode on the CPU, its preparation of images and texts, and its origin.
@@ -51,6 +55,12 @@ class Loaded:
     data: str | None = None
     steps: int | None = None
     recipe: dict[str, Any] | None = None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What `save_weights` keeps about the training."""
+        facts = {name: getattr(self, name) for name in ("label", "seed", "init", "data", "steps")}
+        return {name: value for name, value in facts.items() if value is not None}
 
 
 def load(
@@ -233,7 +243,7 @@ def load_with_origin(
         checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
         loaded = _load(checkpoint if in_run else path, model_name, image_size, None, only_clip)
-        facts = _read_facts(checkpoint) if in_run else {}
+        facts = _read_facts(checkpoint) if in_run else _read_origin(path)
     return Loaded(*loaded, weights=path, **({"label": name_of_model(loaded[0])} | facts))
 
 
@@ -246,6 +256,14 @@ def name_of_model(model: Any) -> str:
         return name_of(model.config)
     source = str(getattr(model, "source", type(model).__name__))
     return source.partition(":")[2] or source
+
+
+def _read_origin(path: str) -> dict[str, Any]:
+    """Return the facts that `convert` or `push` wrote beside the weights of a saved folder or a name on the hub."""
+    from diffclip.sources.hub import locate
+    from diffclip.weights import read_origin
+
+    return {} if library_of(path) else read_origin(locate(path))
 
 
 def recipe_of(run: Path) -> dict[str, Any] | None:
@@ -279,8 +297,22 @@ def _read_facts(checkpoint: Path) -> dict[str, Any]:
         "label": re.sub(r"-s\d+$", "", run.name),
         "seed": recipe.get("seed"),
         "init": recipe.get("init"),
-        "data": folders[-1] if folders else None,
+        "data": SCENES if _are_scenes(Path(path)) else folders[-1] if folders else None,
     }
+
+
+def _are_scenes(shards: Path) -> bool:
+    return any((folder / "scenes.json").is_file() for folder in shards.parents[:2])
+
+
+def warn_of_photographs(loaded: Loaded) -> None:
+    """Print a line on stderr if the model was trained on the built-in scenes alone."""
+    if loaded.data == SCENES:
+        print(
+            f"diffclip: {loaded.weights} has seen the built-in scenes of colored shapes alone: for photographs use "
+            "weights that were trained on photographs, such as hf-hub:hammh0a/DiffCLIP_ViTB16_CC12M",
+            file=sys.stderr,
+        )
 
 
 def pick_device(name: str) -> torch.device:
