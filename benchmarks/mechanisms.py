@@ -12,7 +12,6 @@ import csv
 import inspect
 import json
 import re
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -137,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

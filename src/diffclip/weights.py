@@ -200,7 +200,7 @@ def load_weights(model: CLIP, path: str | Path) -> CLIP:
 
 def _unwrapped(model: CLIP) -> CLIP:
     """Return the model inside the wrapper of `torch.compile`, if there is one."""
-    return getattr(model, "_orig_mod", model)  # type: ignore[return-value]
+    return getattr(model, "_orig_mod", model)
 
 
 def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:

@@ -26,7 +26,6 @@ class LambdaAttention(SelfAttention):
     3.2, after Differential Transformer, arXiv:2410.05258, Section 2.1)."""
 
     is_differential = True
-    lambda_init: float
 
     def add_lambda_vectors(self, device: torch.device | None) -> None:
         """Make the four vectors from which λ is computed."""

@@ -98,7 +98,7 @@ class FewerQueriesAttention(NormedAttention):
             return super().starting_value(name, shape, start)
         size = start.width // start.heads
         whole = start(name.removeprefix("part_"), (3 * start.width, *shape[1:]))
-        q, k, v = whole.unflatten(0, (3, start.heads, size))
+        q, k, v = whole.view(3, start.heads, size, *shape[1:])
         kept = cls.kept_heads(start.heads)
         return torch.cat([q[kept], k[kept], v]).flatten(0, 1)
 
@@ -107,7 +107,7 @@ class FewerQueriesAttention(NormedAttention):
         dim = self.num_heads * self.head_dim
         projected: Tensor = self.part_qkv(x)
         kept = (projected.shape[-1] - dim) // 2
-        q, k, v = projected.split([kept, kept, dim], dim=-1)
+        q, k, v = torch.split(projected, [kept, kept, dim], dim=-1)
         heads = kept // self.head_dim
         return by_head(q, heads), by_head(k, heads), by_head(v, self.num_heads // 2)
 

@@ -70,6 +70,8 @@ class SelfAttention(nn.Module, ABC):
 
     options: ClassVar[frozenset[str]] = frozenset()
     """Which of "lambda_init", "head_norm" and "factor" the constructor takes, from a model's configuration."""
+    lambda_init: float
+    """λ_init of this layer, if it takes one."""
     pairs_heads = False
     is_differential = False
     """Whether a second map is subtracted from the first."""

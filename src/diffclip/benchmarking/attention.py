@@ -32,7 +32,7 @@ from diffclip.errors import InputError
 
 if TYPE_CHECKING:
     from diffclip.attention.kernels.plan import Plan, Problem
-    from diffclip.attention.kernels.tuning import Recorder
+    from diffclip.attention.kernels.search import Recorder
 
 KINDS = ("forward", "both")
 _MOST_SETS = 8
@@ -202,8 +202,10 @@ def judge_kernels(device: torch.device, dtype: torch.dtype, seconds: float) -> s
 
 def errors_of(names: Sequence[str], inputs: Inputs, device: torch.device) -> list[float]:
     """Return for each operator the largest relative error of output and gradients against the formula in float64."""
-    tensors = {name: x for name, x in vars(inputs).items() if isinstance(x, torch.Tensor)}
-    exact_inputs = replace(inputs, **{name: x.double() for name, x in tensors.items()})
+    doubled: dict[str, Any] = {
+        name: x.double() for name, x in vars(inputs).items() if isinstance(x, torch.Tensor)
+    }
+    exact_inputs = replace(inputs, **doubled)
     table = operators(device)
 
     def results(name: str, inputs: Inputs) -> list[torch.Tensor]:

@@ -81,10 +81,9 @@ def _load(model: Any, device: str | None) -> Loaded:
         loaded = load_with_origin(str(model), only_clip=False)
         loaded.model.to(pick_device(device or "auto"))
         return loaded
-    prepared = model if isinstance(model, tuple) else prepare(model)
-    if not isinstance(prepared[0], CLIP):
-        prepared = wrap(type(prepared[0]).__name__, *prepared)
+    module, preprocess, tokenizer = model if isinstance(model, tuple) else prepare(model)
+    if not isinstance(module, CLIP):
+        module, preprocess, tokenizer = wrap(type(module).__name__, module, preprocess, tokenizer)
     if device is not None:
-        prepared[0].to(pick_device(device))
-    label = name_of_model(prepared[0])
-    return Loaded(*prepared, label=label, weights="in memory")
+        module.to(pick_device(device))
+    return Loaded(module, preprocess, tokenizer, name_of_model(module), weights="in memory")

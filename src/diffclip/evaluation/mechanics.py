@@ -158,8 +158,8 @@ def _mean_cosine(vectors: Tensor) -> Tensor:
 def _contributions(heads: Tensor, weight: Tensor, count: int) -> Tensor:
     """Return what each of `count` heads adds to the residual stream, [B, H, N, C]: its part of `heads` [B, N, C], side
     by side, through its columns of the output projection `weight` [C, C]. Outputs of heads have no common basis."""
-    columns = weight.float().unflatten(1, (count, -1))
-    return torch.einsum("bnhe,che->bhnc", heads.float().unflatten(2, (count, -1)), columns)
+    columns = weight.float().reshape(len(weight), count, -1)
+    return torch.einsum("bnhe,che->bhnc", heads.float().reshape(*heads.shape[:2], count, -1), columns)
 
 
 def _draw_noise(positions: Sequence[int], shape: Sequence[int]) -> Tensor:

@@ -132,7 +132,7 @@ def _load(
     return prepare(model, image_size, context_length)
 
 
-def _read_library(source: str, only_clip: bool) -> Any:
+def _read_library(source: str, only_clip: bool) -> CLIP | tuple[Any, Any, Any]:
     """Read `PREFIX:NAME`: a `CLIP`, or a wrapped model with its preparation and tokenizer (not if `only_clip`)."""
     from diffclip.model import CLIP
     from diffclip.sources.hub import check_reachable
@@ -153,7 +153,7 @@ def _read_library(source: str, only_clip: bool) -> Any:
     if prefix == "timm":
         from diffclip.sources.timm import read_timm
 
-        found = read_timm(name)
+        found: Any = read_timm(name)
     else:
         found = READERS[prefix](name)
     if isinstance(found, CLIP):
@@ -244,7 +244,9 @@ def load_with_origin(
         in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
         loaded = _load(checkpoint if in_run else path, model_name, image_size, None, only_clip)
         facts = _read_facts(checkpoint) if in_run else _read_origin(path)
-    return Loaded(*loaded, weights=path, **({"label": name_of_model(loaded[0])} | facts))
+    found, preprocess, tokenizer = loaded
+    label = facts.pop("label", None) or name_of_model(found)
+    return Loaded(found, preprocess, tokenizer, label, path, **facts)
 
 
 def name_of_model(model: Any) -> str:

@@ -115,7 +115,7 @@ def _with_maps(model: Any, source: str, image_size: int) -> TimmModel | None:
     # maps are read by the row of the first token, which must be no patch
     if not isinstance(blocks, nn.Sequential) or getattr(model, "num_prefix_tokens", 0) < 1:
         return None
-    layers = [getattr(block, "attn", None) for block in blocks]
+    layers: list[Any] = [getattr(block, "attn", None) for block in blocks]
     if any(type(layer) not in (Attention, DiffAttention) for layer in layers):
         return None
     images = torch.randn(1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))

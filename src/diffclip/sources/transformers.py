@@ -23,7 +23,8 @@ from transformers import (
     CLIPModel,
     PreTrainedConfig,
 )
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
+from transformers.utils.hub import cached_file
 
 from diffclip.attention import attention_layer
 from diffclip.config import (
@@ -183,7 +184,8 @@ def features_of(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         pooled = getattr(output, "pooler_output", None)
         output = output.last_hidden_state[:, 0] if pooled is None else pooled
-    return output.flatten(1)
+    features: Tensor = output.flatten(1)
+    return features
 
 
 def core_config(fields: Mapping[str, Any], source: str) -> CLIPConfig:
@@ -221,7 +223,7 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
     config = core_config(fields, source)
     check_end_of_text(fields.get("text_config", {}).get("eos_token_id"), config.text.vocab_size, source)
     config.preprocess = read_preprocess(place, config.vision.image_size, source) or config.preprocess
-    saved = load_file(cached_file(place, WEIGHTS_FILE))
+    saved = load_file(str(cached_file(place, WEIGHTS_FILE)))  # a missing file is its error, not None
     state = {
         core_name(name): (value.T if name in PROJECTIONS else value).float().contiguous()
         for name, value in saved.items()

@@ -90,11 +90,12 @@ class LibraryTransform:
 def wrap(source: str, model: nn.Module, preprocess: Any, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Wrap what a reader of `register_model_source` returns for `source`, unless it has the interfaces already."""
     if not isinstance(model, WrappedModel):
-        if not hasattr(model, "encode_image"):
+        encode_image = getattr(model, "encode_image", None)
+        if encode_image is None:
             raise InputError(f"{source} has no encode_image: its reader must return a module that has one")
         text = getattr(model, "encode_text", None) if tokenizer is not None else None
         scale = getattr(model, "logit_scale", None)
-        model = WrappedModel(model, source, model.encode_image, text, scale)
+        model = WrappedModel(model, source, encode_image, text, scale)
     if not hasattr(preprocess, "pixels"):
         last = getattr(preprocess, "transforms", [preprocess])[-1]
         if not (hasattr(last, "mean") and hasattr(last, "std")):

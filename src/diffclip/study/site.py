@@ -65,7 +65,7 @@ class Site:
         entries = [entry for entry in suite if not unavailable_sets(study, self, [entry])]
         if planned.fold is None:
             return entries
-        held_out = {"dataset": str(self.folds(study)), "splits": (fold_split(planned.fold),)}
+        held_out: dict[str, Any] = {"dataset": str(self.folds(study)), "splits": (fold_split(planned.fold),)}
         return [replace(entry, **held_out) if entry.dataset == study.data else entry for entry in entries]
 
     def job(self, study: Study, planned: Planned) -> Job:

@@ -192,7 +192,7 @@ class Study(Part):
         default = {"arm": TREATED, "against": BASELINE, "dataset": fields.get("data")}
         default |= {"task": "validation", "metric": "score"}
         given = endpoints.get("primary") or {}
-        endpoints["primary"] = default | given if isinstance(given, Mapping) else given
+        endpoints["primary"] = default | dict(given) if isinstance(given, Mapping) else given
         return {**fields, "endpoints": endpoints}
 
     @model_validator(mode="after")

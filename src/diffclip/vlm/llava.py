@@ -27,7 +27,10 @@ _untyped: Any = transformers  # mypy refuses calls of functions without types
 
 
 class DiffCLIPLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
-    """LlavaConfig with `connector`: "linear" (one layer) or "mlp2x_gelu" (two layers)."""
+    """LlavaConfig with `connector`: "linear" (one layer) or "mlp2x_gelu" (two layers).
+
+    There is no default: without the field, a folder of another kind fails before a model of LLaVA's size is made.
+    """
 
     model_type = "diffclip_llava"
 
@@ -131,7 +134,8 @@ def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> An
         raise InputError(
             f"{type(language_model).__name__} is not built as Llama and Qwen2 are: take a language model of that kind"
         )
-    config = DiffCLIPLlavaConfig(
+    make_config: Any = DiffCLIPLlavaConfig  # mypy knows only the fields of LlavaConfig
+    config = make_config(
         connector=connector,
         vision_config=tower.config,
         text_config=decoder.config,
