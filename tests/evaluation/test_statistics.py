@@ -51,19 +51,6 @@ def test_above_chance_combines_the_variance_of_items_and_seeds() -> None:
     assert alike < 1e-6 < 0.01 < spread
 
 
-def test_item_test_is_mcnemar_or_sign_flips() -> None:
-    generator = np.random.default_rng(0)
-    a, b = ((generator.random(400) < share).astype(float) for share in (0.5, 0.4))
-    only_a, only_b = int(((a == 1) & (b == 0)).sum()), int(((a == 0) & (b == 1)).sum())
-    result = statistics.compare_two_trained_weights(a, b)
-    assert result.p == pytest.approx(stats.binomtest(only_a, only_a + only_b).pvalue)
-    assert result.low < result.difference < result.high
-    clusters = np.arange(400) // 40
-    sums = (a - b).reshape(10, 40).sum(1)
-    direct = stats.permutation_test((sums,), np.sum, permutation_type="samples").pvalue
-    assert statistics.compare_two_trained_weights(a, b, clusters).p == pytest.approx(direct, abs=0.01)
-
-
 def test_mean_interval_agrees_with_scipys_bootstrap() -> None:
     values = np.random.default_rng(1).random(200)
     direct = stats.bootstrap((values,), np.mean, method="percentile", rng=0).confidence_interval

@@ -12,7 +12,7 @@ from diffclip.cli.evaluate_table import show_records
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records, records_table, write_records
 from diffclip.evaluation.results_file import Outcomes, outcome_key
-from diffclip.evaluation.verdicts import read_verdicts, write_verdicts
+from diffclip.evaluation.verdicts import write_verdicts
 from diffclip.report.compare import cautions, headline, verdict_class, verdict_text
 from diffclip.report.frame import read_results, results_of
 from diffclip.report.page import build_report
@@ -161,7 +161,7 @@ def test_a_study_is_tested_as_declared_and_its_verdicts_stand_beside_it(tmp_path
     assert text.startswith("DiffCLIP − CLIP on validation score, Flickr8k, the primary endpoint: ")
     assert re.search(r"\(95 % interval .*, 3 pairs, p = 0\.\d+\): better\.$", text)
     write_verdicts(tmp_path, rows, results.family)
-    stored = read_verdicts(tmp_path, results.family)
+    stored = pd.read_csv(tmp_path / "verdicts.csv")
     assert stored["verdict"].tolist() == rows["verdict"].tolist()
     with pytest.raises(InputError, match="is a study, which declares its contrasts"):
         read_results([tmp_path], against="CLIP")

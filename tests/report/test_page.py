@@ -15,7 +15,7 @@ from PIL import Image
 from diffclip.cli.evaluate_table import show_records
 from diffclip.errors import InputError
 from diffclip.evaluation.records import load_records, read_records, write_records
-from diffclip.evaluation.verdicts import read_verdicts, write_verdicts
+from diffclip.evaluation.verdicts import write_verdicts
 from diffclip.report.figures import pairs_chart, six_tasks_chart
 from diffclip.report.frame import read_results, results_of
 from diffclip.report.names import p_text
@@ -95,7 +95,7 @@ def test_a_page_in_every_form_has_one_p_and_one_verdict_for_each_comparison(
     write_markdown(tmp_path / "page.md", report)
     write_tables(tmp_path, report)
     write_verdicts(study, results.verdicts, results.family)
-    stored = read_verdicts(study, results.family)
+    stored = pd.read_csv(study / "verdicts.csv")
     found = {}
     tables = [report.table, *(table for section in report.sections for table in section.tables)]
     for table in tables:

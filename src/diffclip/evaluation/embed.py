@@ -6,7 +6,7 @@ Shapes: N images, M texts, B a batch, S image size, L context length, D joint wi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -95,24 +95,6 @@ def check_embeddings(features: Tensor, kind: str) -> Tensor:
             "damaged or its training diverged, use another checkpoint"
         )
     return features
-
-
-def embed_captioned(
-    model: CLIP,
-    tokenizer: Tokenizer,
-    batches: Iterable[tuple[Tensor, Sequence[Sequence[str]]]],
-    progress: Progress | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Embed batches of (images [B, 3, S, S], captions of each): [N, D], [M, D] and the image of each text [M]."""
-    features: list[Tensor] = []
-    captions: list[Sequence[str]] = []
-    for images, batch_captions in batches:
-        features.append(embed_images(model, images))
-        captions += batch_captions
-    texts = [text for group in captions for text in group]
-    owners = torch.tensor([image for image, group in enumerate(captions) for _ in group], dtype=torch.int64)
-    embedded = check_embeddings(torch.cat(features), "images")
-    return embedded, embed_texts(model, tokenizer, texts, progress=progress), owners
 
 
 def build_classifier(

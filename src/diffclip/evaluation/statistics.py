@@ -26,7 +26,6 @@ SHARE: Interval = (0.0, 1.0)
 Bounds = Interval | None
 
 _RESAMPLES = 1000
-_PERMUTATIONS = 9999
 _WEIGHTS_AT_ONCE = 1 << 22  # 32 MiB
 
 
@@ -111,46 +110,6 @@ def sums_interval(
     low, high = np.quantile(shares, [ALPHA / 2, 1 - ALPHA / 2])
     margin = wilson(0, len(values))[1] if np.ptp(shares) == 0 else 0.0
     return max(0.0, float(low) - margin), min(1.0, float(high) + margin)
-
-
-class ItemTest(NamedTuple):
-    """Mean outcome of one model minus that of another on the same items, with interval and p."""
-
-    difference: float
-    low: float
-    high: float
-    p: float
-
-
-def compare_two_trained_weights(
-    hits: NDArray[np.float64], other_hits: NDArray[np.float64], clusters: NDArray[np.int64] | None = None
-) -> ItemTest:
-    """Compare two sets of trained weights item by item; the result says nothing about another training run.
-
-    Outcomes of 0 and 1 without clusters: the exact McNemar test. Otherwise: sign flips of the clusters' sums of
-    differences.
-
-    Raises:
-        InputError: different numbers of items.
-    """
-    from scipy.stats import binomtest, permutation_test
-
-    if hits.shape != other_hits.shape:
-        raise InputError(
-            f"outcomes of {hits.size} and {other_hits.size} items cannot be paired: use the same set"
-        )
-    differences = hits - other_hits
-    sums = np.round(by_cluster(differences[:, None], clusters)[0][:, 0], 12)
-    sums = sums[sums != 0]
-    if len(sums) < 2:  # both signs of a single sum are equally likely
-        p = 1.0
-    elif clusters is None and np.isin([hits, other_hits], (0, 1)).all():
-        p = binomtest(int((sums > 0).sum()), len(sums)).pvalue
-    else:
-        batch = max(1, _WEIGHTS_AT_ONCE // len(sums))
-        options = {"permutation_type": "samples", "n_resamples": _PERMUTATIONS, "batch": batch, "rng": 0}
-        p = permutation_test((sums,), np.sum, vectorized=True, **options).pvalue
-    return ItemTest(float(differences.mean()), *mean_interval(differences, clusters, (-1.0, 1.0)), float(p))
 
 
 def by_cluster(values: Any, clusters: ArrayLike | None) -> tuple[Any, NDArray[np.float64]]:
