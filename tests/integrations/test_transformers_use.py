@@ -28,8 +28,8 @@ from diffclip.integrations.transformers import (
     to_diffclip,
     tokenizer_of,
 )
-from diffclip.integrations.transformers.conversion import preprocess_of
 from diffclip.preprocess import EvalTransform
+from diffclip.sources.transformers import preprocess_of
 from diffclip.tokenizer import Tokenizer
 
 TEXTS = [
