@@ -278,7 +278,11 @@ def cut(file: Path, share: float) -> Path:
         (lambda d: (d / "a.safetensors").write_text("none") and d / "a.safetensors", "safetensors"),
         (lambda d: (d / "text.pt").write_text("hello world\n") and d / "text.pt", "not a file of torch.save"),
         (lambda d: torch.save([1, 2], d / "list.pt") or d / "list.pt", "no state_dict"),
-        (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "'a' is not a named tensor"),
+        (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "no state_dict, its keys are a"),
+        (
+            lambda d: torch.save({"a": torch.zeros(2), "b": 1}, d / "one.pt") or d / "one.pt",
+            "'b' is not a named tensor",
+        ),
     ],
 )
 def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) -> None:
