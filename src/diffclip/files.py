@@ -56,7 +56,10 @@ def write_link(link: Path, folder: Path) -> None:
 
 
 def read_link(link: Path) -> Path | None:
-    """Return the folder that `write_link` made `link` point to, or None if link or folder does not exist."""
+    """Return the folder that `write_link` made `link` point to, or None if link or folder does not exist. A real folder
+    in place of the link, as a copy that follows links makes it, stands for itself."""
+    if link.is_dir() and not link.is_symlink():
+        return link
     try:
         name = os.readlink(link) if link.is_symlink() else link.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
