@@ -40,9 +40,11 @@ def test_zero_shot_prints_a_table_and_writes_records(model_folder, class_set, tm
     (line,) = errors.splitlines()
     assert line.startswith("diffclip: skipped 1 samples, shards or masks: ")
     assert "s0000012" in line
-    namesake = write_class_set(tmp_path / "colours", {"test": [0, 1, 1]}, 2)
-    shutil.copy(class_set / "zeroshot_classification_templates.txt", namesake)
-    _, errors = call(model_folder, "--data", namesake, "--task", "zero-shot", "--output", output)
+    templates = (class_set / "zeroshot_classification_templates.txt").read_text()
+    shutil.rmtree(class_set)
+    write_class_set(class_set, {"test": [0, 1, 1]}, 2)
+    (class_set / "zeroshot_classification_templates.txt").write_text(templates)
+    _, errors = call(model_folder, "--data", class_set, "--task", "zero-shot", "--output", output)
     assert "diffclip: 1 earlier results in " in errors
     assert [record.count for record in read_records(output)] == [3, 3]
 
@@ -70,7 +72,7 @@ def test_evaluate_measures_every_run_in_a_folder_of_runs(save_model, class_set, 
     runs = {(record["seed"], record["init"], record["data"]) for record in records}
     assert runs == {(seed, "matched", "flickr8k") for seed in (0, 1)}
     table, _ = call(tmp_path / "runs", "--data", class_set)
-    assert "mean over 2 seeds, with the 95 % interval" in " ".join(table.split())
+    assert "mean over seeds, with the 95 % interval" in " ".join(table.split())
 
 
 def test_narrow_table_shows_all_models_but_no_verdict(
@@ -138,7 +140,7 @@ def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model,
     assert {record.dataset for record in records if record.task == "six-tasks"} == panels
     outcomes = read_outcomes(output)
     assert {outcome_key(record) for record in measured if record.metric == "acc1"} <= set(outcomes)
-    assert "Zero-shot" in table
+    assert "zero-shot" in table
     assert f"Tables and figures: diffclip report {output}" in table
 
 
@@ -150,7 +152,8 @@ def test_a_killed_suite_resumes_to_the_same_results_and_prints_json(
     process = get_context("fork").Process(target=suite_of, args=[*arguments, "--output", output])
     process.start()
     stamps = tmp_path / "cut.stamps.json"
-    while process.exitcode is None and not (stamps.is_file() and len(json.loads(stamps.read_text())) > 2):
+    # the folders of the sets, and three tasks
+    while process.exitcode is None and not (stamps.is_file() and len(json.loads(stamps.read_text())) > 3):
         time.sleep(0.01)
     process.kill()
     process.join()

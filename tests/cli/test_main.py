@@ -223,7 +223,8 @@ def test_trained_run_is_evaluated_and_converted_there_and_back(trained: Path, wo
 
 @pytest.mark.usefixtures("trained")
 def test_training_and_classify_import_no_large_packages(workplace: Path) -> None:
-    """The training loop loads at most 45 of our modules, a third of them kinds of attention; neither it nor `classify` loads large packages."""
+    """The training loop loads at most 45 of our modules, many of them kinds of attention; neither it nor
+    `classify` loads large packages."""
     code = (
         "import sys, diffclip.training.loop\n"
         "print(sum(name.startswith('diffclip.') for name in sys.modules))\n"
