@@ -98,12 +98,19 @@ def explain_errors(problem: str, advice: str, kind: type[DiffCLIPError] = InputE
         raise kind(f"{problem} ({line.rstrip('.:')}): {advice}") from error
 
 
+_OFFERED = 3  # names that begin with a wrong one
+
+
 def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:
     """Make the error for a name that is not in `options`; it offers those that begin with the name, else the nearest
     one, else `otherwise` or all."""
     lowered = {option.lower(): option for option in sorted(options)}
     longer = [option for option in lowered if str(name) and option.startswith(str(name).lower())]
-    close = longer or difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)
+    close = (
+        longer
+        if 0 < len(longer) <= _OFFERED
+        else difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)
+    )
     otherwise = otherwise or f"choose from: {', '.join(lowered.values())}"
     hint = f"did you mean {' or '.join(repr(lowered[option]) for option in close)}?" if close else otherwise
     return InputError(f"unknown {kind} {str(name)!r}: {hint}")

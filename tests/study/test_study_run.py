@@ -288,7 +288,7 @@ def test_every_arm_is_timed_and_a_file_is_written(study_file: Callable[..., Path
 
 def test_arm_that_cannot_be_timed_is_an_error(study_file, monkeypatch, tmp_path: Path) -> None:
     fails = Mock(side_effect=torch.OutOfMemoryError)
-    monkeypatch.setattr("diffclip.study.timing.make_criterion", lambda *_: fails)
+    monkeypatch.setattr("diffclip.training.timing.make_criterion", lambda *_: fails)
     with pytest.raises(DiffCLIPError, match=r"a step of CLIP cannot be timed \(out of memory\)"):
         time_arms(read_study(study_file()), tmp_path, "cpu", threads=1, seconds=0.0)
 

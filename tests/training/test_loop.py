@@ -445,7 +445,7 @@ def test_training_reads_data_from_a_read_only_folder(recipe, tmp_path, cache_hom
     (data / "diffclip-index").touch()  # in the way of an index, also for root
     run = changed(recipe, epochs=1, data={"train": str(data)})
     assert runner.train(run, tmp_path / "run").progress.step == 5
-    assert list((cache_home / "diffclip" / "indexes").rglob("*.npy"))
+    assert list((cache_home / "diffclip" / "indexes").rglob("*.index"))
 
 
 def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(

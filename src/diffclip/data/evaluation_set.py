@@ -53,7 +53,9 @@ class FolderSource:
             return to_rgb(self.dataset[i][0])
         # A damaged file makes Pillow's readers raise nearly any error.
         except Exception as error:
-            raise InputError(f"{self.name(i)} is missing, cut short or broken ({error})") from error
+            raise InputError(
+                self.name(i), f"is missing, cut short or broken ({error})", "fetch it again"
+            ) from error
 
     @cached_property
     def identity(self) -> str:

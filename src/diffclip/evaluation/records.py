@@ -170,7 +170,11 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def _read_table(path: Path) -> list[Record]:
-    text, protocols = read_text(path), yaml.safe_load(read_text(path.with_name(PROTOCOLS_FILE)))
+    text = read_text(path)
+    missing = {"model", "task", "metric", "value", "protocol"} - set(next(csv.reader(text.splitlines()), ()))
+    if missing:
+        raise InputError(f"{path}, line 1 is not a record: it names no column {', '.join(sorted(missing))}")
+    protocols = yaml.safe_load(read_text(path.with_name(PROTOCOLS_FILE)))
     records = []
     for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
         key = row.pop("protocol", None)

@@ -127,9 +127,10 @@ def train(
                 "torch was imported before diffclip, so its threads spin while they wait, which can make steps several "
                 "times slower: import diffclip first, or set OMP_WAIT_POLICY=PASSIVE"
             )
+        reason = ""
         if recipe.attention_backend == "auto":
             # another backend adds in another order, which would break exact resume
-            name = _resolve_backend(recipe, run, resume, fabric) if first else ""
+            name, reason = _resolve_backend(recipe, run, resume, fabric) if first else ("", "")
             recipe = recipe.model_copy(update={"attention_backend": gather(fabric, name)[0]})
         resources.enter_context(explain_lost_processes(fabric))
         with shared_errors(fabric):
@@ -143,6 +144,8 @@ def train(
                 )
             return Outcome(progress, rank=fabric.global_rank)
         trainer = _prepare(fabric, recipe, run, checkpoint, progress, stop, resources, datasets)
+        if reason:
+            _say(f"{run}: attention backend {recipe.attention_backend}, {reason}")
         hosts = gather(fabric, platform.node())
         with shared_errors(fabric):
             trainer.logger = _open_logger(trainer, hardware, hosts) if first else None
@@ -236,20 +239,18 @@ def load_initial_weights(model: CLIP, source: str) -> None:
         model.set_vision_norm_eps(saved.config.vision.norm_eps)
 
 
-def _resolve_backend(recipe: Recipe, run: Path, resume: bool, fabric: Any) -> str:
-    """Return the attention backend of a run: as when it started, or what "auto" stands for on this machine."""
+def _resolve_backend(recipe: Recipe, run: Path, resume: bool, fabric: Any) -> tuple[str, str]:
+    """Return the attention backend of a run: as when it started, or what "auto" stands for here, with the reason."""
     if resume and (run / RECIPE_FILE).is_file():
         stored: str = read_recipe(run / RECIPE_FILE).attention_backend
         if stored != "auto":
-            return stored
+            return stored, ""
     vision = recipe.config().vision
     batch = recipe.micro_batch or recipe.batch_size // fabric.world_size
     tokens = (vision.image_size // vision.patch_size) ** 2 + 1 + vision.registers
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     shape = (batch, vision.heads, tokens, vision.width // vision.heads)
-    name, reason = resolve_backend(shape, vision.is_differential, fabric.device, dtype)
-    _say(f"{run}: attention backend {name}, {reason}")
-    return name
+    return resolve_backend(shape, vision.is_differential, fabric.device, dtype)
 
 
 def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, resources: ExitStack) -> Path | None:
