@@ -8,7 +8,6 @@ are those in experiments/*/verdicts.csv of the arm whose name is the variant.
 
 from __future__ import annotations
 
-import csv
 import inspect
 import json
 import re
@@ -19,12 +18,14 @@ from statistics import median
 from typing import Any
 
 import torch
+import yaml
 
 from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.models import Steps, config_of
 from diffclip.attention import ATTENTION_LAYERS
 from diffclip.benchmarking.timing import make_sampler, take_turns
 from diffclip.config import VARIANTS, named_config
+from diffclip.evaluation.verdicts import VERDICTS_FILE, family_of, read_verdicts
 from diffclip.files import write_text
 from diffclip.model import CLIP
 
@@ -88,10 +89,11 @@ def source_of(kind: str) -> str:
 def verdicts_of(variant: str) -> str:
     """Count the verdicts of the experiments about a variant against CLIP."""
     counts: Counter[str] = Counter()
-    for file in sorted(Path("experiments").glob("*/verdicts.csv")):
-        with file.open(encoding="utf-8", newline="") as lines:
-            rows = [row for row in csv.DictReader(lines) if (row["arm"], row["against"]) == (variant, "CLIP")]
-        counts.update(row["verdict"] for row in rows if not row["verdict"].startswith("not measured"))
+    for spec in sorted(Path("experiments").glob("*/spec.yaml")):
+        if (spec.parent / VERDICTS_FILE).is_file():
+            rows = read_verdicts(spec.parent, family_of(yaml.safe_load(spec.read_text(encoding="utf-8"))))
+            words = rows.loc[(rows["arm"] == variant) & (rows["against"] == "CLIP"), "verdict"]
+            counts.update(word for word in words if not word.startswith("not measured"))
     return ", ".join(f"{word} {count}" for word, count in counts.most_common()) or "no experiment yet"
 
 

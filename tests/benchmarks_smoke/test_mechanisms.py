@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import yaml
+from made_records import make_record
 
 from benchmarks import mechanisms
 from diffclip.attention import ATTENTION_LAYERS
+from diffclip.evaluation.records import records_table
+from diffclip.evaluation.verdicts import compute_verdicts, family_of, write_verdicts
 
 
 def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,13 +17,19 @@ def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(mechanisms, "SIZE", "ViT-Ti-16")
     study = tmp_path / "experiments" / "x"
     study.mkdir(parents=True)
-    rows = [
-        "DiffCLIP,CLIP,better",
-        "DiffCLIP,CLIP,undecided",
-        "DiffCLIP,CLIP,better",
-        "DiffCLIP,CLIP-gated,worse",
-    ]
-    (study / "verdicts.csv").write_text("\n".join(["arm,against,verdict", *rows]))
+    contrasts = [["DiffCLIP", "CLIP"], ["DiffCLIP", "CLIP-gated"]]
+    recall = {"task": "retrieval", "dataset": "flickr8k", "metric": "mean_recall"}
+    spec = {"contrasts": contrasts, "endpoints": {"secondary": [recall]}}
+    (study / "spec.yaml").write_text(yaml.safe_dump(spec))
+    (study / "results.csv").write_text("made")
+    values = {"CLIP": (0.1, 0.11, 0.12), "DiffCLIP": (0.3, 0.31, 0.32), "CLIP-gated": (0.5, 0.51, 0.52)}
+    frame = records_table(
+        make_record({"model": model, "seed": seed, "weights": model}, *recall.values(), value)
+        for model, runs in values.items()
+        for seed, value in enumerate(runs)
+    )
+    family = family_of(spec)
+    write_verdicts(study, compute_verdicts(frame, family), family)
     (tmp_path / "docs").mkdir()
     mechanisms.write_page({"CLIP": 1.0, "DiffCLIP": 1.125})
     lines = {
@@ -29,6 +39,6 @@ def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: 
     }
     assert lines.keys() == ATTENTION_LAYERS.keys()
     assert next(iter(lines)) == "softmax"
-    assert "| 1.12 | better 2, undecided 1 |" in lines["differential"]
+    assert "| 1.12 | better 1 |" in lines["differential"]
     assert "arXiv:2510.06949" in lines["differential-grouped"]
     assert "no experiment yet" in lines["gated-open"]

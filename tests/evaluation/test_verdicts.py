@@ -15,6 +15,7 @@ from diffclip.evaluation.verdicts import (
     Family,
     Primary,
     compute_verdicts,
+    read_verdicts,
     write_verdicts,
 )
 
@@ -215,17 +216,16 @@ def test_an_arm_against_itself_and_outcomes_that_are_no_numbers_are_refused():
         one(frame)
 
 
-def test_verdicts_are_written_with_the_digests_of_results_and_family(tmp_path):
+def test_verdicts_are_read_as_written_and_refused_for_other_results(tmp_path):
     family = Family(secondary=[Endpoint(**RECALL, margin=0.01)], contrasts=[PAIR])
     rows = compute_verdicts(frame_of({"DiffCLIP": A, "CLIP": B}, of=("x", "y")), family)
-
-    def written(results, family):
-        (tmp_path / "results.jsonl").write_text(results)
-        write_verdicts(tmp_path, rows, family)
-        return pd.read_csv(tmp_path / "verdicts.csv")
-
-    first, second = written("first", family), written("second", Family(contrasts=[PAIR]))
-    columns = ["arm", "p_corrected", "n_a", "verdict", "primary", "test"]
-    pd.testing.assert_frame_equal(first[columns], rows[columns], check_dtype=False, rtol=1e-4)
-    assert first["of"].tolist() == ["x; y"] * len(rows)
-    assert (first[["results", "spec"]] != second[["results", "spec"]]).all(axis=None)
+    (tmp_path / "results.jsonl").write_text("first")
+    write_verdicts(tmp_path, rows, family)
+    back = read_verdicts(tmp_path, family)
+    columns = ["arm", "of", "p_corrected", "n_a", "verdict", "primary", "test", "differs"]
+    pd.testing.assert_frame_equal(back[columns], rows[columns], check_dtype=False, rtol=1e-4)
+    with pytest.raises(InputError, match="is not of these endpoints of the study"):
+        read_verdicts(tmp_path, Family(contrasts=[PAIR]))
+    (tmp_path / "results.jsonl").write_text("second")
+    with pytest.raises(InputError, match="is not of these results: run diffclip report"):
+        read_verdicts(tmp_path, family)

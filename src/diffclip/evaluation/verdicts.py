@@ -13,6 +13,7 @@ pages read its rows. A study's spec declares its family so (`family_of`):
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -227,6 +228,27 @@ def write_verdicts(folder: Path, verdicts: pd.DataFrame, family: Family) -> None
     table = verdicts[list(_COLUMNS)].assign(of=verdicts["of"].map("; ".join, na_action="ignore"))
     table = table.replace("", math.nan).dropna(axis="columns", how="all").assign(**_digests(folder, family))
     write_text(folder / VERDICTS_FILE, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+
+
+def read_verdicts(folder: Path, family: Family) -> pd.DataFrame:
+    """Read the verdicts beside the results in `folder`.
+
+    Raises:
+        InputError: there are none, or they are of other results or of another family.
+    """
+    import pandas as pd
+
+    file = folder / VERDICTS_FILE
+    table = pd.read_csv(io.StringIO(read_text(file)))
+    for name, digest in _digests(folder, family).items():
+        if name not in table or not table[name].astype(str).eq(digest).all():
+            what = "results" if name == "results" else "endpoints of the study"
+            raise InputError(f"{file} is not of these {what}: run diffclip report {folder}, which writes it")
+    table = table.reindex(columns=list(_COLUMNS))
+    texts = {name: table[name].astype(object).fillna("") for name in ("differs", "note")}
+    return table.assign(
+        **texts, of=table["of"].map(lambda names: tuple(names.split("; ")), na_action="ignore")
+    )
 
 
 def measure_key(fields: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -47,7 +47,8 @@ class DemoSettings:
     talked: int = 6000
     talks: int = 2
     language: LanguageSettings = field(default_factory=LanguageSettings)
-    tower: Sequence[str] = ()
+    # smaller patches than those of the demo: the language model reads one token a patch
+    tower: Sequence[str] = ("architecture.vision.patch_size=8", "epochs=6", "batch_size=128")
     recipe: Sequence[str] = ()
 
 
