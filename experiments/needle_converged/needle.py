@@ -9,23 +9,27 @@ can cancel it.
 All arms, learning rates and lengths of a seed have the same initial values, data and noise; they are trained side by
 side. Seeds 1000 to 1009 choose each arm's rate; seeds 0 to 49 are reported.
 
-python -m experiments.needle_converged.needle RUNS [--cell N] [--check SEED]
+python -m experiments.needle_converged.needle [--cell N] [--check SEED…] [--page]
 
-RUNS is a folder with a file a cell. The command skips the cells that are there.
+`runs.csv` beside this file holds the finished cells; the command runs the others, and writes the page's results.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import csv
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.stats import ttest_rel
 from torch import Tensor
 
+RUNS = Path(__file__).with_name("runs.csv")
+LINE = "<!-- Below this line the program writes. -->"
 WIDTH, HEADS, CLASSES, TOKENS = 32, 4, 8, 64
 ARMS = (
     "CLIP",
@@ -248,7 +252,7 @@ def pair_correlation(maps: Tensor) -> Tensor:
     return (rows[..., 0::2, :] * rows[..., 1::2, :]).sum(-1).mean((1, 3))
 
 
-def run_cell(cell: Cell, seeds: tuple[int, ...]) -> list[dict[str, object]]:
+def run_cell(cell: Cell, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
     """Train and measure one cell; return a row per arm, rate, length and metric, with a value per seed."""
     measured = measure(cell, seeds, train(cell, seeds))
     return [
@@ -263,36 +267,129 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", type=Path, help="folder of the cells' files")
     parser.add_argument("--cell", type=int, help="run this cell alone (0 is the primary's)")
     parser.add_argument(
-        "--check", type=int, nargs="*", help="run the cells with these seeds alone, and compare"
+        "--check", type=int, nargs="*", help="run the cells again with these seeds, and compare"
     )
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page's results")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.runs.mkdir(parents=True, exist_ok=True)
-    seeds = tuple(options.check) if options.check else SEEDS + SWEEP_SEEDS
-    for number, cell in enumerate(CELLS):
-        path = options.runs / f"{cell.kind}-{cell.sigma}.jsonl"
-        if options.cell not in (None, number) or (path.is_file() and not options.check):
+    rows = read_runs()
+    for number, cell in enumerate(CELLS if not options.page else ()):
+        kept = [row for row in rows if (row["kind"], row["sigma"]) == cell]
+        if options.cell not in (None, number) or bool(kept) != bool(options.check):
             continue
         started = time.monotonic()
-        rows = run_cell(cell, seeds)
         if options.check:
-            kept = [json.loads(line) for line in path.read_text().splitlines()]
-            columns = [(SEEDS + SWEEP_SEEDS).index(seed) for seed in seeds]
-            largest = max(
-                abs(old["values"][column] - value)
-                for old, new in zip(kept, rows, strict=True)
-                for column, value in zip(columns, new["values"], strict=True)
-                if old["metric"] == "acc1"
+            print(
+                cell,
+                f"largest difference in accuracy {compare_again(cell, kept, options.check):.5f}",
+                flush=True,
             )
-            print(cell, f"largest difference in accuracy {largest:.5f}", flush=True)
             continue
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        partial.replace(path)
+        rows += run_cell(cell, SEEDS + SWEEP_SEEDS)
+        write_runs(rows)
         print(cell, f"{time.monotonic() - started:.0f} s", flush=True)
+    write_page(rows)
+
+
+def compare_again(cell: Cell, kept: list[dict[str, Any]], seeds: list[int]) -> float:
+    """Run a cell again with a few seeds; return the largest difference of an accuracy to the kept one."""
+    columns = [(SEEDS + SWEEP_SEEDS).index(seed) for seed in seeds]
+    return max(
+        abs(old["values"][column] - value)
+        for old, new in zip(kept, run_cell(cell, tuple(seeds)), strict=True)
+        for column, value in zip(columns, new["values"], strict=True)
+        if old["metric"] == "acc1"
+    )
+
+
+def read_runs() -> list[dict[str, Any]]:
+    """Read `runs.csv`: a row per cell, arm, rate, length and metric, with a value per seed."""
+    if not RUNS.is_file():
+        return []
+    with RUNS.open(encoding="utf-8", newline="") as file:
+        return [
+            {
+                "kind": row["kind"],
+                "sigma": float(row["sigma"]),
+                "steps": int(row["steps"]),
+                "model": row["model"],
+            }
+            | {"lr": float(row["lr"]), "metric": row["metric"]}
+            | {"values": [float(value) for value in row["values"].split()]}
+            for row in csv.DictReader(file)
+        ]
+
+
+def write_runs(rows: list[dict[str, Any]]) -> None:
+    """Write `runs.csv`, whole or not at all."""
+    partial = RUNS.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            row | {"values": " ".join(f"{value:.5g}" for value in row["values"])} for row in rows
+        )
+    partial.replace(RUNS)
+
+
+def write_page(rows: list[dict[str, Any]]) -> None:
+    """Write the results below the page's line: every length, each arm at its chosen rate, against CLIP."""
+    page = RUNS.with_name("README.md")
+    declared = page.read_text(encoding="utf-8").partition(LINE)[0]
+    finished = [cell for cell in CELLS if any((row["kind"], row["sigma"]) == cell for row in rows)]
+    lines = [f"{LINE}\n", "## Results\n"]
+    if len(finished) < len(CELLS):
+        left = ", ".join(f"{cell.kind} σ = {cell.sigma:g}" for cell in CELLS if cell not in finished)
+        lines.append(f"**Unfinished**: {left} has not run. Holm's correction waits for it.\n")
+    lines.append(
+        "Accuracy in percent over 50 seeds at the chosen rate; difference to CLIP in points with its 95 % interval,\n"
+        "and p of the paired t test, not corrected. λ: median, and share of runs that end below 0. Correlations of A1\n"
+        "and A2, and of their changes: medians.\n"
+    )
+    for cell in finished:
+        lines += [f"### Noise at the {cell.kind}, σ = {cell.sigma:g}\n", *_table(cell, rows), ""]
+    page.write_text(declared + "\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _table(cell: Cell, rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of the table of a cell."""
+    values = {
+        (row["metric"], row["model"], row["lr"], row["steps"]): np.array(row["values"])
+        for row in rows
+        if (row["kind"], row["sigma"]) == cell
+    }
+    n = len(SEEDS)
+    lines = [
+        "| steps | arm | rate | accuracy | − CLIP | p | λ | A1, A2 | changes |",
+        "| ---: | --- " + "| ---: " * 7 + "|",
+    ]
+    for steps in LENGTHS:
+        for arm in ARMS:
+            rate = max(RATES, key=lambda rate: values["acc1", arm, rate, steps][n:].mean())
+            accuracy = 100 * values["acc1", arm, rate, steps][:n]
+            cells = [f"{steps:,}", arm, f"{rate:g}", f"{accuracy.mean():.1f}"]
+            if arm == ARMS[0]:
+                baseline = accuracy
+                cells += ["", ""]
+            else:
+                test = ttest_rel(accuracy, baseline)
+                low, high = test.confidence_interval()
+                difference = (accuracy - baseline).mean()
+                cells += [f"{difference:+.2f} ({low:+.2f} to {high:+.2f})", f"{test.pvalue:.2g}"]
+            if ("lambda", arm, rate, steps) in values:
+                lam = values["lambda", arm, rate, steps][:n]
+                cells.append(f"{np.median(lam):.2f}, {np.mean(lam < 0):.0%}")
+                cells += [
+                    f"{np.median(values[name, arm, rate, steps][:n]):+.2f}"
+                    for name in ("map_correlation", "change_correlation")
+                ]
+            else:
+                cells += ["", "", ""]
+            numbers = [cell.replace("-", "−") for cell in cells[2:]]
+            lines.append(f"| {' | '.join([*cells[:2], *numbers])} |")
+    return lines
 
 
 if __name__ == "__main__":
