@@ -107,6 +107,7 @@ def wait_for(process: subprocess.Popen[str], run: Path, steps: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_stopped_sharded_run_resumes_in_one_process(alone, recipe, tmp_path) -> None:
     recipe, run = changed(recipe, epochs=20), tmp_path / "run"  # enough for the signal to come in time
     process = start(recipe, run, "--strategy", "fsdp")
