@@ -176,7 +176,12 @@ def test_the_page_fits_its_window(chromium, address, width):
     tab.goto(address)
     tab.wait_for_selector(".dc-results")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    boxes = [card.bounding_box() for card in tab.locator(".dc-card").all()]
-    side_by_side = boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
-    assert side_by_side == (width >= 820)
+    # the first layout comes before the fonts and images of the page
+    tab.wait_for_function(
+        """wide => {
+            const [left, right] = [...document.querySelectorAll(".dc-card")].map(card => card.getBoundingClientRect());
+            return (left.top === right.top && left.right <= right.left) === wide;
+        }""",
+        arg=width >= 820,
+    )
     context.close()

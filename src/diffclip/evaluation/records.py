@@ -171,6 +171,8 @@ def read_records(path: str | Path) -> list[Record]:
 
 def _read_table(path: Path) -> list[Record]:
     text = read_text(path)
+    if not text.strip():  # a study without a finished run
+        return []
     missing = {"model", "task", "metric", "value", "protocol"} - set(next(csv.reader(text.splitlines()), ()))
     if missing:
         raise InputError(f"{path}, line 1 is not a record: it names no column {', '.join(sorted(missing))}")
