@@ -91,6 +91,10 @@ def fit(
     )
     trainer.remove_callback(PrinterCallback)
     folders = checkpoints(run) if resume else []
+    if folders:
+        # by the model's class: Llava saves weights under older names, which the Trainer would silently ignore
+        saved = type(model).from_pretrained(folders[-1], use_safetensors=True, dtype=torch.float32)
+        model.load_state_dict(saved.state_dict())
     with explain_disk_errors(run):
         try:
             trainer.train(resume_from_checkpoint=str(folders[-1]) if folders else None)
