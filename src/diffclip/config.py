@@ -179,7 +179,7 @@ class CLIPConfig(_Config):
 
     @property
     def layer_options(self) -> frozenset[str]:
-        """Which of "lambda_init", "head_norm" and "factor" matter in a tower."""
+        """The settings among "lambda_init", "head_norm" and "factor" that either tower uses."""
         return self.vision.layer.options | self.text.layer.options
 
 

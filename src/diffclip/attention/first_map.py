@@ -1,4 +1,4 @@
-"""What is left of differential attention without its second map: half the heads, wide values, head norm and factor."""
+"""Differential attention without its second map: half the heads, wide values, head norm and factor."""
 
 from __future__ import annotations
 

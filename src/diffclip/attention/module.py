@@ -26,7 +26,7 @@ published code splits the tensor in equal parts."""
 
 
 class StartingValues(Protocol):
-    """What the parameters of the attention layers of one tower start with; `width` and `heads` are the tower's."""
+    """Starting values of the parameters of a tower's attention layers; `width` and `heads` are the tower's."""
 
     @property
     def width(self) -> int: ...
@@ -69,16 +69,16 @@ class SelfAttention(nn.Module, ABC):
     """
 
     options: ClassVar[frozenset[str]] = frozenset()
-    """Which of "lambda_init", "head_norm" and "factor" the constructor takes, from a model's configuration."""
+    """The constructor's arguments among "lambda_init", "head_norm" and "factor", which a configuration sets."""
     lambda_init: float
     """λ_init of this layer, if it takes one."""
     pairs_heads = False
     is_differential = False
-    """Whether a second map is subtracted from the first."""
+    """True if a second map is subtracted from the first."""
     published_names: ClassVar[PublishedNames | None] = None
     """Names of the parameters in published checkpoints, where they differ from ours; None without published weights."""
     recreated_when_published = False
-    """Whether the published code makes the tower's blocks anew, with torch's starting values and epsilon."""
+    """True if the published code makes the tower's blocks anew, with torch's starting values and epsilon."""
     planned_as: ClassVar[str | None] = None
     """The kind of attention with a fused kernel that needs as much memory in training as this kind's fused kernel."""
 

@@ -49,11 +49,11 @@ def push(
             f"{results[0]} has no record of {loaded.weights} as it is now: evaluate the model that you push"
         )
     about: dict[str, Any] = {
+        "origin": loaded.origin,
         "recipe": loaded.recipe or loaded.origin or None,
         "records": records,
         "license": license,
     }
-    about["origin"] = loaded.origin
     if dry_run:
         with tempfile.TemporaryDirectory() as folder:
             write_folder(loaded.model, folder, name, **about)

@@ -77,7 +77,7 @@ class Header:
 
 
 class Index(NamedTuple):
-    """What is known of a shard at `path`: see the module."""
+    """The index of the shard at `path`: its header and its tables of samples and members."""
 
     path: Path
     header: Header

@@ -49,7 +49,7 @@ class Captions(NamedTuple):
 
 @dataclass(frozen=True)
 class PairKeys:
-    """How the image and the captions of a sample are found.
+    """The keys by which the image and the captions of a sample are found.
 
     Attributes:
         image_key, text_key: the endings of the members with the image and the captions.
