@@ -52,9 +52,9 @@ def test_attend_writes_one_image_as_png_svg_pdf_and_npz(model_folder, plain, ima
 def test_patch_and_method_options_appear_in_the_output_files(model_folder, plain, image_folder, tmp_path):
     file = tmp_path / "maps.npz"
     models = ("--model", plain, "--model", model_folder)
-    call(image_folder, *models, "--patch", "0,1", "--output", file, "--output", tmp_path / "maps.svg")
+    call(image_folder, *models, "--patch", "1,2", "--output", file, "--output", tmp_path / "maps.svg")
     lines = re.findall(r"<!-- (.*) -->", (tmp_path / "maps-1.svg").read_text())
-    assert "the patch in row 0, column 1" in " ".join(lines)
+    assert "the patch in row 1, column 2" in " ".join(lines)
     assert np.load(file)["maps_0"].shape == (3, 1, 3, 3)
     call(image_folder / "red.png", *TEXTS, *models, "--method", "grad-eclip", "--output", file)
     assert str(np.load(file)["method"]) == "grad-eclip"

@@ -122,7 +122,7 @@ def root(tmp_path):
 def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model, root, tmp_path):
     other_model = save_model(tmp_path / "other", seed=1)
     output = tmp_path / "quick.jsonl"
-    options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--seeds", 2, "--output", output]
+    options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--draws", 2, "--output", output]
     table, stderr, error = suite_of(model_folder, other_model, *options)
     assert error == ""
     assert "missing caltech101, 137 MB to download: diffclip data download caltech101" in stderr

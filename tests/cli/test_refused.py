@@ -111,7 +111,7 @@ LATER = [
     ("classify photos --labels a,b --model model --template x", "'x' has no place for the label: write {c}"),
     ("attend photos/red.png --model model --output photos/red.png", "is an input, which would be lost"),
     ("attend photos --model model --head 2", "DiffCLIP has no head 2: they are numbered from 1 to 1"),
-    ("attend photos --model model --patch 2,2", "DiffCLIP has no patch in row 2, column 2: both are"),
+    ("attend photos --model model --patch 3,3", "DiffCLIP has no patch in row 3, column 3: both are"),
     ("evaluate model --data colours --task retrieval", "colours is a set for classification"),
     ("evaluate model --data absent/set", "absent/set is not a folder: give one in"),
     ("evaluate model --data colours --device cuda:99", "device 'cuda:99' is not available"),

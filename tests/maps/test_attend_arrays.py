@@ -69,8 +69,8 @@ def test_maps_of_a_patch_instead_of_the_class_token(models: dict[str, Prepared],
     with recording(model, "visual") as layer_maps:
         model.encode_image(images)
     rows = rollout(layer_maps) if method == "rollout" else layer_maps[-1].second.mean(1)
-    result = attend({"fine": models["fine"]}, random_images(2), view=View(method, patch=(2, 4)))["fine"]
-    assert result.patch == (2, 4)
+    result = attend({"fine": models["fine"]}, random_images(2), view=View(method, patch=(3, 5)))["fine"]
+    assert result.patch == (3, 5)
     close(result.maps, rows[:, 1 + 2 * 6 + 4, 1:].view(2, 1, 6, 6))
 
 

@@ -29,7 +29,7 @@ _METHODS = (
     "row of A, or A1 − λ·A2), A1, A2 or rollout. Default: relevance with a text, attention without."
 )
 _LAYERS = "Vision layers: last, all, or a number from 1. Default: last, or all for rollout and legrad."
-_PATCH = "Draw where this patch looks, in place of the class token; counted from 0 at the top left."
+_PATCH = "Draw where this patch looks, in place of the class token; counted from 1 at the top left."
 _OUTPUT = (
     "Write a figure (.png, .svg, .pdf) or arrays (.npz) to this file; may be given several times "
     f"(default: {_DEFAULT}). Several images make several files: NAME-1.png, NAME-2.png, …"
@@ -38,7 +38,7 @@ _OUTPUT = (
 
 def attend(
     images: Annotated[
-        list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...", exists=True)
+        list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE", exists=True)
     ],
     model: Annotated[list[str], typer.Option(help=f"{MODEL_HELP} Several models make a row each.")],
     text: Annotated[list[str] | None, typer.Option(help="Text to look for; each text is a column.")] = None,
@@ -47,7 +47,7 @@ def attend(
     head: Annotated[
         int | None, typer.Option(min=1, help="One head, counted from 1, instead of the mean over heads.")
     ] = None,
-    patch: Annotated[str | None, typer.Option(help=_PATCH, metavar="ROW,COLUMN")] = None,
+    patch: Annotated[str | None, typer.Option(help=_PATCH, metavar="<row,column>")] = None,
     words: Annotated[
         bool, typer.Option("--words", help="Print how much each token of a text speaks for the image.")
     ] = False,

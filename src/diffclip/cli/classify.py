@@ -32,7 +32,7 @@ _BATCH = 64
 
 def classify(
     images: Annotated[
-        list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE...", exists=True)
+        list[Path], typer.Argument(help="Images, or folders of them.", metavar="IMAGE", exists=True)
     ],
     labels: Annotated[str, typer.Option(help='Labels: "cat, dog", or @FILE with one per line.')],
     model: Annotated[str, typer.Option(help=MODEL_HELP)],

@@ -69,7 +69,7 @@ def make_shards(
             help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Parquet, or a "
             "folder that the library datasets saved. Default: captions.… in "
             "SOURCE, or one file per split (…_train_….txt), each with a folder of its own.",
-            metavar="FILE",
+            metavar="<file>",
         ),
     ] = None,
     edge: Annotated[
@@ -197,11 +197,11 @@ def check(
         list[str],
         typer.Argument(
             help="Shards: folders, files, ranges '{000..127}.tar' or addresses, as a recipe names them.",
-            metavar="SHARDS...",
+            metavar="SHARDS",
         ),
     ],
     output: Annotated[
-        Path | None, typer.Option(help="Write the whole result to this file, as JSON.", metavar="FILE")
+        Path | None, typer.Option(help="Write the whole result to this file, as JSON.", metavar="<file>")
     ] = None,
     sample: Annotated[
         int | None, typer.Option(help="Read this many samples, drawn at random; default: all.", min=1)

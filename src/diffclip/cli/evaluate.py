@@ -38,7 +38,7 @@ _OUTPUT = (
 
 def evaluate(
     models: Annotated[
-        list[str] | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of runs.", metavar="MODEL...")
+        list[str] | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of runs.", metavar="MODEL")
     ] = None,
     data: Annotated[str | None, typer.Option(help=_DATA)] = None,
     suite: Annotated[str | None, typer.Option(help=f"Run a suite of tasks: {', '.join(SUITES)}.")] = None,
@@ -56,12 +56,13 @@ def evaluate(
     corrupt: Annotated[
         str | None,
         typer.Option(
-            help="Corrupt the images: noise, blur, jpeg or contrast, 1 to 5.", metavar="NAME:SEVERITY"
+            help="Corrupt the images: noise, blur, jpeg or contrast, 1 to 5.", metavar="<name:severity>"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Repeat tasks that draw at random with so many seeds, from --seed on.")
+    draws: Annotated[
+        int,
+        typer.Option(min=1, help="Run tasks that draw at random so many times, with seeds from --seed on."),
     ] = 1,
     prompt: Annotated[str | None, typer.Option(help=_PROMPT)] = None,
     output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
@@ -78,7 +79,7 @@ def evaluate(
 
     Example: diffclip evaluate runs/clip runs/diffclip --data flickr8k --data-root sets --split val
 
-    Example: diffclip evaluate runs/demo --suite scenes --seeds 3 --output results.jsonl
+    Example: diffclip evaluate runs/demo --suite scenes --draws 3 --output results.jsonl
 
     Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
     the records.
@@ -123,7 +124,7 @@ def evaluate(
             position = f"task {len(started)} of {planned}, " if planned > 1 else ""
             return bar.enter_context(show_progress(f"{position}{loaded.label}: {entry}"))
 
-        draws = range(seed, seed + seeds)
+        seeds = range(seed, seed + draws)
         for source in sources:
             try:
                 loaded = load_with_origin(source, model_name, image_size, only_clip=False)
@@ -136,7 +137,7 @@ def evaluate(
                 continue
             loaded.model.to(chosen_device)
             for measured in run_entries(
-                loaded, entries, results, sets, draws, progress, batch_size, workers, prompt
+                loaded, entries, results, sets, seeds, progress, batch_size, workers, prompt
             ):
                 bar.close()
                 tasks += 1

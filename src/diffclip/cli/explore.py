@@ -25,7 +25,7 @@ def explore(
     auth: Annotated[
         str | None,
         typer.Option(
-            envvar="DIFFCLIP_AUTH", metavar="NAME:PASSWORD", help="Ask visitors for this name and password."
+            envvar="DIFFCLIP_AUTH", metavar="<name:password>", help="Ask visitors for this name and password."
         ),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,

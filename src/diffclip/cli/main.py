@@ -25,6 +25,7 @@ from diffclip.cli.data import data
 from diffclip.cli.demo import demo
 from diffclip.cli.evaluate import evaluate
 from diffclip.cli.explore import explore
+from diffclip.cli.help import Command
 from diffclip.cli.push import push
 from diffclip.cli.report import report
 from diffclip.cli.study import study
@@ -53,6 +54,8 @@ app.command("benchmark", context_settings=SETTINGS)(benchmark)
 
 app.add_typer(data, name="data")
 app.add_typer(vlm, name="vlm")
+for registered in (*app.registered_commands, *data.registered_commands, *vlm.registered_commands):
+    registered.cls = Command
 
 
 def _version(wanted: bool) -> None:

@@ -22,7 +22,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, a study, result files (.jsonl), or folders of them.", metavar="RESULTS..."
+            help="Run folders, a study, result files (.jsonl), or folders of them.", metavar="RESULTS"
         ),
     ],
     output: Annotated[
@@ -47,7 +47,7 @@ def report(
         str | None,
         typer.Option(
             help="Baseline of every model. Default: the CLIP of its size; without any CLIP, the first model.",
-            metavar="MODEL",
+            metavar="<model>",
         ),
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Add the paper's rows to the tables.")] = False,
@@ -57,7 +57,7 @@ def report(
         typer.Option(
             help="Draw the paper's Figures 2 and 6 with the runs' best weights: where the models look in images of "
             "this set (a folder in clip_benchmark's layout, or a name such as scenes).",
-            metavar="SET",
+            metavar="<set>",
         ),
     ] = None,
 ) -> None:

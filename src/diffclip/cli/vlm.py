@@ -70,7 +70,7 @@ def train(
 @with_plugins
 def ask(
     image: Annotated[Path, typer.Argument(help="An image file.", exists=True, dir_okay=False)],
-    questions: Annotated[list[str], typer.Argument(help="Each is asked alone.", metavar="QUESTION...")],
+    questions: Annotated[list[str], typer.Argument(help="Each is asked alone.", metavar="QUESTION")],
     model: Annotated[
         Path, typer.Option(help="A run of `diffclip vlm train`, or a model that it saved.", exists=True)
     ],
@@ -103,7 +103,7 @@ def ask(
 @with_plugins
 def evaluate(
     models: Annotated[
-        list[str], typer.Argument(help="Runs of `diffclip vlm train`, or saved models.", metavar="MODEL...")
+        list[str], typer.Argument(help="Runs of `diffclip vlm train`, or saved models.", metavar="MODEL")
     ],
     data: Annotated[Path, typer.Option(help="Folder of coco_pope_random.json and POPE's other two files.")],
     output: Annotated[Path, typer.Option(help="File for the records, as JSON lines; other records stay.")],
@@ -147,7 +147,7 @@ def vlm_data(
         Path, typer.Argument(help="Conversations in LLaVA's JSON.", metavar="SOURCE.json", exists=True)
     ],
     target: Annotated[Path, typer.Argument(help="File for the kept samples.", metavar="TARGET.json")],
-    images: Annotated[str, typer.Option(help="Start of the images' paths.", metavar="PREFIX")] = "coco/",
+    images: Annotated[str, typer.Option(help="Start of the images' paths.", metavar="<prefix>")] = "coco/",
 ) -> None:
     """Keep the conversations about one set of images, and count the others.
 

@@ -45,7 +45,7 @@ class Attended:
         probabilities: [P, T], softmax of the logits over the T texts.
         pieces: the tokens of each text between its start and its end, see `Tokenizer.pieces`.
         spoken: the relevance of these tokens, [P, T, L] ≥ 0. L is the length of the longest text, and padding is 0.
-        patch: the row and column of the patch whose attention is mapped; None: the class token.
+        patch: the row and column, from 1, of the patch whose attention is mapped; None: the class token.
     """
 
     maps: Array
@@ -97,12 +97,12 @@ class _Reader:
         self.model, self.preprocess, tokenizer = loaded
         vision = self.model.config.vision
         side = vision.image_size // vision.patch_size
-        if self.patch is not None and not all(0 <= index < side for index in self.patch):
+        if self.patch is not None and not all(1 <= index <= side for index in self.patch):
             raise InputError(
-                f"{name} has no patch in row {self.patch[0]}, column {self.patch[1]}: both are numbered from 0 to "
-                f"{side - 1}"
+                f"{name} has no patch in row {self.patch[0]}, column {self.patch[1]}: both are numbered from 1 to "
+                f"{side}"
             )
-        self.token = 0 if self.patch is None else self.patch[0] * side + self.patch[1] - side * side
+        self.token = 0 if self.patch is None else (self.patch[0] - 1) * side + self.patch[1] - 1 - side * side
         if self.method in ("A1", "A2") and not vision.is_differential:
             raise InputError(f"{name} makes one map per head, no {self.method}: use --method attention")
         self.head = None if view.head is None else view.head - 1

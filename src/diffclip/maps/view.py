@@ -39,7 +39,7 @@ class View:
             Relevance and rollout propagate through the layers, Grad-ECLIP sums over them, the other methods take their
             mean. The relevance of tokens takes all text layers for "all", else the last.
         head: one head, counted from 1, instead of all; a pair of heads in a differential layer counts as one head.
-        patch: the row and column, from 0 at the top left, of a patch whose row of the map replaces the class token's.
+        patch: the row and column, from 1 at the top left, of a patch whose row of the map replaces the class token's.
     """
 
     method: str = ""

@@ -40,7 +40,7 @@ _TEXT: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.
 class Cell(NamedTuple):
     """One image of a figure [S, S, 3], with a map [h, w] over it, a title above and a caption below.
 
-    `patch` is the row and column of a patch of the map to frame.
+    `patch` is the row and column, from 1, of a patch of the map to frame.
     """
 
     image: Pixels
@@ -107,7 +107,7 @@ def grid_figure(
                 axes.imshow(draw_map(cell.values, cell.image.shape[0], scale))
                 if cell.patch:
                     edge = cell.image.shape[0] / cell.values.shape[0]
-                    corner = (cell.patch[1] * edge - 0.5, cell.patch[0] * edge - 0.5)
+                    corner = ((cell.patch[1] - 1) * edge - 0.5, (cell.patch[0] - 1) * edge - 0.5)
                     for color, line in (("black", 2.4), ("white", 1.0)):
                         axes.add_patch(Rectangle(corner, edge, edge, fill=False, color=color, lw=line))
             axes.set_title(_wrapped(cell.title, letters), pad=3, weight="bold", **_TEXT)
