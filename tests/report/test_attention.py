@@ -1,5 +1,7 @@
 """Figures of attention: one scale for all maps, and all texts inside the figure."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -58,6 +60,11 @@ def test_figure_of_one_image_has_a_row_per_model_and_its_labels(texts: int) -> N
     assert sum("word: football" in text for text in labels) == 2 * texts
     assert "Relevance, vision layer 2, mean over heads" in labels[-1].replace("\n", " ")
     assert any("%" in text for text in labels) == (texts > 1)
+    faint = results["DiffCLIP"]
+    results["DiffCLIP"] = replace(faint, maps=faint.maps / 100)
+    (figure,) = attend_figures(results, {name: [GRAY] for name in results}, ["a.jpg"], queries, view)
+    assert len(figure.axes) == 3 * (1 + texts) + 1
+    assert any("own scale to 0.02" in " ".join(text.split()) for text in words(figure))
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")

@@ -80,6 +80,9 @@ def test_maps_of_both_models_share_one_color_scale(both):
         assert faint[:3].astype(int).sum() < 160
         assert html.count(f"<span>{limit}</span>") == 2
     assert pixels(drawn[0]["src"]).shape[2] == 4
+    models = [(MODEL, with_relevance(*pair), image) for pair in ((first, 0.4), (second, 0.04))]
+    html = render_looks(models, both[1], "relevance", 0.6, scene=False, own_scale=True)
+    assert (html.count("<span>0.4</span>"), html.count("<span>0.04</span>")) == (1, 1)
 
 
 def test_atlas_tiles_show_the_maps_of_the_patches(both):

@@ -38,7 +38,7 @@ class Page:
         return answer.json()[0] if answer.status_code == 200 else None
 
     def look(self, path: str | None, texts: str = "a\nb", scene: int | None = None) -> list[Any]:
-        return self.ask("dc-look", [_file(path), scene, texts, "relevance", 60, 0, 0])
+        return self.ask("dc-look", [_file(path), scene, texts, "relevance", 60, 0, 0, False])
 
     def ask(self, button: str, values: list[Any]) -> list[Any]:
         """Return the values that a click on `button` changes on the page; [status, text] if it is refused."""

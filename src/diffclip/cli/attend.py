@@ -64,7 +64,8 @@ def attend(
 
     Example: diffclip attend desk.jpg --text "a mug on a desk" --model runs/diffclip --words
 
-    Each image makes a figure with a row per model. All maps of a figure share one scale.
+    Each image makes a figure with a row per model. All maps share one scale; a model whose maps would look empty on it
+    gets a second row on a scale of its own.
     Arrays (.npz) hold the maps, scores and relevance of words as numbers.
     """
     require_group("report", "matplotlib")

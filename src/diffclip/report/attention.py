@@ -1,4 +1,4 @@
-"""Figures of attention: images with maps of their patches over them, all maps of a figure on one scale.
+"""Figures of attention: images with maps of their patches over them, on one scale, and on a model's own.
 
 Shapes: P images, T texts, h × w patches, S pixels of an image's edge.
 """
@@ -40,7 +40,7 @@ _TEXT: dict[str, Any] = {"fontsize": 7.5, "parse_math": False, "linespacing": 1.
 class Cell(NamedTuple):
     """One image of a figure [S, S, 3], with a map [h, w] over it, a title above and a caption below.
 
-    `patch` is the row and column, from 1, of a patch of the map to frame.
+    `patch` is the row and column, from 1, of a patch of the map to frame. `scale` is None for the figure's scale.
     """
 
     image: Pixels
@@ -48,6 +48,7 @@ class Cell(NamedTuple):
     title: str = ""
     caption: str = ""
     patch: tuple[int, int] | None = None
+    scale: ScalarMappable | None = None
 
 
 def scale_of(maps: Sequence[Map], floor: float = 0.0) -> ScalarMappable:
@@ -60,6 +61,13 @@ def scale_of(maps: Sequence[Map], floor: float = 0.0) -> ScalarMappable:
     if any((map < 0).any() for map in maps):
         return ScalarMappable(Normalize(-limit, limit), "RdBu_r")
     return ScalarMappable(Normalize(0, limit), "inferno")
+
+
+def own_scales(groups: Mapping[str, Sequence[Map]], floor: float = 0.0) -> dict[str, ScalarMappable]:
+    """Choose a scale for each model whose maps would look empty on the scale of all: below half of it."""
+    end = scale_of([values for maps in groups.values() for values in maps], floor).get_clim()[1]
+    scales = {label: scale_of(maps, floor) for label, maps in groups.items()}
+    return {label: scale for label, scale in scales.items() if scale.get_clim()[1] < end / 2}
 
 
 def draw_map(values: Map, edge: int, scale: ScalarMappable) -> Pixels:
@@ -104,7 +112,7 @@ def grid_figure(
             else:
                 gray = np.asarray(cell.image).mean(-1, keepdims=True).repeat(3, -1) / 255
                 axes.imshow(gray)
-                axes.imshow(draw_map(cell.values, cell.image.shape[0], scale))
+                axes.imshow(draw_map(cell.values, cell.image.shape[0], cell.scale or scale))
                 if cell.patch:
                     edge = cell.image.shape[0] / cell.values.shape[0]
                     corner = ((cell.patch[1] - 1) * edge - 0.5, (cell.patch[0] - 1) * edge - 0.5)
@@ -154,8 +162,8 @@ def attend_figures(
     shares = " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
     for number, name in enumerate(names):
         images = {label: model_views[number] for label, model_views in views.items()}
-        rows = model_rows(model_maps, images, list(texts) or [view.method], number)
-        yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", list(model_maps), floor)
+        labels, rows = model_rows(model_maps, images, list(texts) or [view.method], number, floor)
+        yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", labels, floor)
 
 
 def arrange_blocks(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
@@ -166,14 +174,28 @@ def arrange_blocks(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[
 
 
 def model_rows(
-    model_maps: Mapping[str, Attended], views: Mapping[str, Pixels], titles: Sequence[str], number: int = 0
-) -> list[list[Cell]]:
-    """Make a row per model for image `number`: the image and its maps; only the first row has titles."""
-    rows = [
-        [Cell(views[label], title="image"), *map_cells(attended, number, views[label], titles)]
-        for label, attended in model_maps.items()
-    ]
-    return _titles_once(rows)
+    model_maps: Mapping[str, Attended],
+    views: Mapping[str, Pixels],
+    titles: Sequence[str],
+    number: int = 0,
+    floor: float = 0.0,
+) -> tuple[list[str], list[list[Cell]]]:
+    """Make a row per model for image `number`, the image and its maps, and return labels and rows.
+
+    A model whose maps would look empty beside the others' gets a second row, on a scale of its own. Only the first row
+    has titles.
+    """
+    scales = own_scales({label: list(attended.maps[number]) for label, attended in model_maps.items()}, floor)
+    labels: list[str] = []
+    rows: list[list[Cell]] = []
+    for label, attended in model_maps.items():
+        cells = [Cell(views[label], title="image"), *map_cells(attended, number, views[label], titles)]
+        labels.append(label)
+        rows.append(cells)
+        if scale := scales.get(label):
+            labels.append(f"{label}, own scale to {scale.get_clim()[1]:.2g}")
+            rows.append([cell._replace(scale=scale, caption="") for cell in cells])
+    return labels, _titles_once(rows)
 
 
 def _titles_once(rows: list[list[Cell]]) -> list[list[Cell]]:

@@ -23,6 +23,7 @@ from diffclip.report.attention import (
     map_cells,
     model_rows,
     model_view,
+    own_scales,
 )
 from diffclip.report.page import Extra
 
@@ -55,18 +56,30 @@ def attention_examples(models: Mapping[str, Prepared], data: EvaluationSet, coun
     drawn = np.random.default_rng(1).choice(len(data), count, replace=False).tolist()
     images = [_read_image(data, position) for position in drawn]
     maps: dict[str, npt.NDArray[np.float32]] = {}
+    of_model: dict[str, str] = {}
     for label, loaded in models.items():
         methods = {"attention": "A"}
         if loaded[0].config.vision.is_differential:
             methods = {"A1": "A1", "A2": "A2", "attention": "A1 − λ·A2"}
         for method, name in methods.items():
             attended = attend({label: loaded}, images, view=View(method))[label]
-            maps[f"{label}\n{name}"] = attended.maps[:, 0]
+            title = f"{label}\n{name}"
+            maps[title], of_model[title] = attended.maps[:, 0], label
+    scales = own_scales(
+        {label: [maps[title] for title in maps if of_model[title] == label] for label in models}
+    )
     rows = []
     for row, image in enumerate(images):
         pixels = model_view(image, next(iter(models.values())))
         cells = [Cell(pixels, values[row], "" if row else title) for title, values in maps.items()]
         rows.append([Cell(pixels, title="" if row else "image"), *cells])
+        if scales:
+            blank = Cell(np.full_like(pixels, 255))
+            rows.append([blank])
+            for cell, title in zip(cells, maps, strict=True):
+                scale = scales.get(of_model[title])
+                note = f"own scale to {scale.get_clim()[1]:.2g}" if scale else ""
+                rows[-1].append(cell._replace(title="", scale=scale, caption=note) if scale else blank)
     return Extra(
         "Attention",
         "Attention of the class token in the last vision layer, mean over heads: A1 and A2 are the two maps of "
@@ -104,15 +117,18 @@ def paper_figures(
         )
     drawn = f"of {data.name}, {data.split} split, drawn at random (seed {seed})"
     kind = "caption" if data.captions else "class"
+    labels: list[str] = []
     rows: list[list[Cell]] = []
     for text, image in pair.items():
         texts = [text, *(other for other in pair if other != text)]
         views = {label: model_view(image, loaded) for label, loaded in models.items()}
-        rows += model_rows(attend(models, [image], texts), views, texts)
+        more = model_rows(attend(models, [image], texts), views, texts, floor=RELEVANCE_FLOOR)
+        labels += more[0]
+        rows += more[1]
     note = f"{View().resolved(list(pair))}."
     title = "Figure 2: which patches speak for each text"
     summary = f"Two images {drawn}, each with its own {kind} and the other's."
-    drawing = grid_figure(rows, note, list(models) * 2, RELEVANCE_FLOOR)
+    drawing = grid_figure(rows, note, labels, RELEVANCE_FLOOR)
     figures = {"figure_2": Extra(title, summary, [drawing])}
     blocks = []
     for text, image in others:

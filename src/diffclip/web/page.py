@@ -147,6 +147,8 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         layer = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-layer")
         label, most = "Head (0: all)", max(tower.heads for tower in towers)
         head = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-head")
+        label = "Each model on a scale of its own"
+        own_scale = gr.Checkbox(label=label, min_width=320, visible=len(models) > 1, elem_id="dc-scale")
 
     def see(
         path: str | None,
@@ -156,6 +158,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         opacity: float,
         layer: int = 0,
         head: int = 0,
+        own_scale: bool = False,
     ) -> tuple[Any, ...]:
         texts = parse_texts(lines)
         chosen = None if number is None else scenes[number]
@@ -169,7 +172,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
             )
             for model in models
         ]
-        html = render_looks(looks, texts, method, opacity / 100, chosen is not None)
+        html = render_looks(looks, texts, method, opacity / 100, chosen is not None, own_scale)
         return "", html, gr.update(choices=[(text, index) for index, text in enumerate(texts)], value=0)
 
     run = _with_notice(see)
@@ -177,7 +180,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
     choice = gr.Radio(text_choices, value=0, label="Text that the map is for", elem_id="dc-choice")
     cards = gr.HTML(run(None, 0, first_texts, "relevance", _OPACITY)[1], elem_id="dc-results")
 
-    inputs, outputs = [image, scene, texts, method, opacity, layer, head], [notice, cards, choice]
+    inputs, outputs = [image, scene, texts, method, opacity, layer, head, own_scale], [notice, cards, choice]
     controls = [choice, method, opacity]
 
     def take(number: int) -> tuple[Image.Image, str]:
@@ -186,7 +189,8 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
     image.clear(lambda: (None, "", ""), None, [scene, notice, cards], **_QUICK)
     chosen_scene = scene.input(take, scene, [image, texts], **_QUICK)
     uploaded = image.upload(lambda: None, None, scene, **_QUICK)
-    for event in (chosen_scene.then, uploaded.then, button.click, texts.submit, layer.release, head.release):
+    changed = (layer.release, head.release, own_scale.input)
+    for event in (chosen_scene.then, uploaded.then, button.click, texts.submit, *changed):
         event(run, inputs, outputs, **_COMPUTED).then(None, controls, None, js=_SHOW)
     for control in controls:
         control.change(None, controls, None, js=_SHOW)

@@ -74,36 +74,41 @@ def render_looks(
     method: str,
     opacity: float,
     scene: bool,
+    own_scale: bool = False,
 ) -> str:
     """Put the models side by side, with all their maps; only the maps of the first text and of `method` are visible.
 
-    All maps of one kind share one scale, over all models and texts.
+    All maps of one kind share one scale, over all texts and, without `own_scale`, over all models.
 
     Args:
         looks: each model with its look and the part of the image that it saw.
         method: one of `METHODS`.
         opacity: of the maps over the image, from 0 to 1.
         scene: whether the image's masks are known.
+        own_scale: whether each model has a scale of its own.
     """
+    common = _scales([look for _, look, _ in looks])
+    text_colors = _text_colors(len(texts))
+    cards = [
+        {"model": model, "image": image_uri(image)}
+        | _card(look, texts, _scales([look]) if own_scale else common, text_colors)
+        for model, look, image in looks
+    ]
+    colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
+    return _TEMPLATE.render(cards=cards, colors=colors, method=method, opacity=opacity, scene=scene)
+
+
+def _scales(looks: Sequence[Look]) -> dict[str, ScalarMappable]:
+    """Choose the scale of each kind of map."""
     scales = {
         name: scale_of(
-            [entry.values for _, look, _ in looks for (kind, _), entry in look.maps.items() if kind == name],
+            [entry.values for look in looks for (kind, _), entry in look.maps.items() if kind == name],
             RELEVANCE_FLOOR if name == "relevance" else 0.0,
         )
         for name in METHODS
         if name not in (_SEGMENTATION, _PATCH)
     }
-    scales[_PATCH] = scale_of([look.patches for _, look, _ in looks])
-    text_colors = _text_colors(len(texts))
-    cards = [
-        {"model": model, "image": image_uri(image), **_card(look, texts, scales, text_colors)}
-        for model, look, image in looks
-    ]
-    legends = [{"method": name, **_legend(scale)} for name, scale in scales.items()]
-    colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
-    return _TEMPLATE.render(
-        cards=cards, scales=legends, colors=colors, method=method, opacity=opacity, scene=scene
-    )
+    return scales | {_PATCH: scale_of([look.patches for look in looks])}
 
 
 def _card(
@@ -128,6 +133,7 @@ def _card(
     ]
     return {
         "layers": [*layers, segments],
+        "scales": [{"method": name, **_legend(scale)} for name, scale in scales.items()],
         "atlas": {"method": _PATCH, **_atlas(look, scales[_PATCH])},
         "numbers": [
             {"method": name, "text": text, "terms": _terms(heatmap)}
