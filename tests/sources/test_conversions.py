@@ -272,7 +272,8 @@ def test_every_command_takes_models_of_other_libraries(tiny: Path, tmp_path: Pat
     model.save_pretrained(tmp_path / "theirs")
     theirs, image = f"transformers:{tmp_path / 'theirs'}", tmp_path / "image.png"
     Image.effect_noise((40, 40), 80).convert("RGB").save(image)
-    loaded = load_with_origin(theirs, image_size=16)
+    with pytest.warns(UserWarning, match="position embeddings are resampled from images of 32 px to 16 px"):
+        loaded = load_with_origin(theirs, image_size=16)
     assert (loaded.label, loaded.weights) == (name_of(loaded.model.config), theirs)
     assert (loaded.preprocess.image_size, loaded.model.training) == (16, False)
     assert read_config(theirs) == diffclip.load(theirs)[0].config

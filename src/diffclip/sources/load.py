@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diffclip.errors import InputError, require_group
+from diffclip.errors import InputError, require_group, say_once
 from diffclip.sources.registry import READERS, find_model, library_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ def prepare(
     from diffclip.preprocess import EvalTransform
     from diffclip.tokenizer import Tokenizer
 
-    if image_size is not None and image_size != model.config.vision.image_size:
+    trained_at = model.config.vision.image_size
+    if image_size is not None and image_size != trained_at:
+        say_once(f"position embeddings are resampled from images of {trained_at} px to {image_size} px")
         model.set_image_size(image_size)
     if context_length is not None and context_length != model.config.text.context_length:
         model.set_context_length(context_length)
