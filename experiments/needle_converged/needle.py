@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from scipy.stats import ttest_rel
+from statsmodels.stats.multitest import multipletests
 from torch import Tensor
 
 RUNS = Path(__file__).with_name("runs.csv")
@@ -50,6 +53,7 @@ BOUND = 0.5
 """Largest norm of a query in the positive control, seen from the tokens: the mark adds at most BOUND · MARK."""
 
 Weights = dict[str, Tensor]
+Values = npt.NDArray[np.float64]
 Variant = tuple[float, int]
 """A learning rate and a number of steps."""
 
@@ -63,6 +67,9 @@ class Cell(NamedTuple):
 
 CELLS = (Cell("keys", 1.5), Cell("keys", 1.0), Cell("keys", 2.0), Cell("scores", 2.0))
 """The cell of the primary endpoint comes first."""
+PRIMARY = CELLS[0], "DiffCLIP"
+COLORS = ("#8c959f", "#0969da", "#1a7f37", "#cf5300", "#bf3989")
+"""Of the arms after CLIP."""
 
 
 def initial_weights(arm: str, seeds: tuple[int, ...]) -> Weights:
@@ -334,61 +341,163 @@ def write_runs(rows: list[dict[str, Any]]) -> None:
     partial.replace(RUNS)
 
 
+class Contrast(NamedTuple):
+    """An arm against CLIP after the longest training, in points; `corrected` is None for the primary endpoint."""
+
+    cell: Cell
+    arm: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    corrected: float | None = None
+
+
+def accuracies(rows: list[dict[str, Any]], cell: Cell, steps: int) -> dict[str, tuple[float, Values]]:
+    """Return the chosen rate of each arm, and its accuracies in percent over the reported seeds."""
+    chosen = {}
+    for arm in ARMS:
+        values = {
+            row["lr"]: 100 * np.array(row["values"])
+            for row in rows
+            if ((row["kind"], row["sigma"]), row["steps"], row["model"], row["metric"])
+            == (cell, steps, arm, "acc1")
+        }
+        rate = max(RATES, key=lambda rate: values[rate][len(SEEDS) :].mean())
+        chosen[arm] = rate, values[rate][: len(SEEDS)]
+    return chosen
+
+
+def compare(cell: Cell, arm: str, values: Values, baseline: Values) -> Contrast:
+    """Test an arm against CLIP, paired by seed."""
+    test = ttest_rel(values, baseline)
+    low, high = test.confidence_interval()
+    return Contrast(cell, arm, (values - baseline).mean(), low, high, test.pvalue)
+
+
+def declared_contrasts(rows: list[dict[str, Any]]) -> list[Contrast]:
+    """Test the primary endpoint, and all secondary contrasts with Holm's correction over them."""
+    found = []
+    for cell in CELLS:
+        values = {arm: values for arm, (_, values) in accuracies(rows, cell, LENGTHS[-1]).items()}
+        found += [compare(cell, arm, values[arm], values[ARMS[0]]) for arm in ARMS[1:]]
+    secondary = [contrast for contrast in found if (contrast.cell, contrast.arm) != PRIMARY]
+    corrected = iter(multipletests([contrast.p for contrast in secondary], method="holm")[1])
+    return [
+        contrast if contrast not in secondary else contrast._replace(corrected=next(corrected))
+        for contrast in found
+    ]
+
+
 def write_page(rows: list[dict[str, Any]]) -> None:
-    """Write the results below the page's line: every length, each arm at its chosen rate, against CLIP."""
+    """Write the figure, and the results below the page's line: the declared contrasts, and every length."""
     page = RUNS.with_name("README.md")
     declared = page.read_text(encoding="utf-8").partition(LINE)[0]
     finished = [cell for cell in CELLS if any((row["kind"], row["sigma"]) == cell for row in rows)]
+    draw_lengths(rows, finished)
     lines = [f"{LINE}\n", "## Results\n"]
     if len(finished) < len(CELLS):
-        left = ", ".join(f"{cell.kind} σ = {cell.sigma:g}" for cell in CELLS if cell not in finished)
-        lines.append(f"**Unfinished**: {left} has not run. Holm's correction waits for it.\n")
+        left = ", ".join(describe(cell) for cell in CELLS if cell not in finished)
+        lines.append(f"**Unfinished**, without: {left}. Holm's correction waits for it.\n")
+    else:
+        lines += _declared_table(declared_contrasts(rows))
     lines.append(
+        "![Difference to CLIP after each length of training](results_lengths.png)\n\n"
+        "*Difference to CLIP in points, each arm at its rate, with 95 % intervals over 50 seeds.*\n\n"
+        "## Every length\n\n"
         "Accuracy in percent over 50 seeds at the chosen rate; difference to CLIP in points with its 95 % interval,\n"
         "and p of the paired t test, not corrected. λ: median, and share of runs that end below 0. Correlations of A1\n"
         "and A2, and of their changes: medians.\n"
     )
     for cell in finished:
-        lines += [f"### Noise at the {cell.kind}, σ = {cell.sigma:g}\n", *_table(cell, rows), ""]
+        lines += [f"### {describe(cell).capitalize()}\n", *_table(cell, rows), ""]
     page.write_text(declared + "\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
+def describe(cell: Cell) -> str:
+    kind = "noise at the keys" if cell.kind == "keys" else "positive control, noise at the scores"
+    return f"{kind}, σ = {cell.sigma:g}"
+
+
+def draw_lengths(rows: list[dict[str, Any]], cells: list[Cell]) -> None:
+    """Draw the difference of each arm to CLIP after each length, a panel a cell, into `results_lengths.png`."""
+    figure = Figure((8, 2.9 * -(-len(cells) // 2)), layout="constrained")
+    panels = figure.subplots(-(-len(cells) // 2), 2, squeeze=False).ravel()
+    for axes, cell in zip(panels, sorted(cells), strict=False):
+        by_length = {steps: accuracies(rows, cell, steps) for steps in LENGTHS}
+        for number, arm in enumerate(ARMS[1:]):
+            tests = [compare(cell, arm, chosen[arm][1], chosen[ARMS[0]][1]) for chosen in by_length.values()]
+            middle = [test.difference for test in tests]
+            errors = [
+                [test.difference - test.low for test in tests],
+                [test.high - test.difference for test in tests],
+            ]
+            places = [
+                steps * 1.03 ** (number - 2) for steps in LENGTHS
+            ]  # side by side on the logarithmic axis
+            axes.errorbar(places, middle, errors, marker="o", ms=3.5, lw=1.2, color=COLORS[number], label=arm)
+        axes.axhline(0, color="#57606a", lw=0.8)
+        axes.set(xscale="log", title=describe(cell).capitalize(), xlabel="steps", ylabel="− CLIP, points")
+        axes.set_xticks(LENGTHS, [f"{steps:,}" for steps in LENGTHS])
+        axes.minorticks_off()
+        axes.title.set_fontsize(9)
+    for axes in panels[len(cells) :]:
+        axes.remove()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(RUNS.with_name("results_lengths.png"), dpi=120, metadata={"Software": None})
+
+
+def _declared_table(contrasts: list[Contrast]) -> list[str]:
+    """Return the lines of the table of the declared contrasts."""
+    primary = next(contrast for contrast in contrasts if contrast.corrected is None)
+    lines = [
+        f"**Primary endpoint**: DiffCLIP − CLIP, {describe(primary.cell)}, {LENGTHS[-1]:,} steps: "
+        f"{_signed(primary)}, p = {primary.p:.2g}.\n",
+        "**Secondary**, after 4,800 steps, with p after Holm's correction over the 19 contrasts; bold below 5 %:\n",
+        "| noise | arm − CLIP | points | p |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    for contrast in contrasts:
+        if contrast.corrected is not None:
+            points = f"**{_signed(contrast)}**" if contrast.corrected < 0.05 else _signed(contrast)
+            p = f"{contrast.corrected:.2g}".replace("-", "−")
+            lines.append(f"| {describe(contrast.cell)} | {contrast.arm} | {points} | {p} |")
+    return [*lines, ""]
+
+
+def _signed(contrast: Contrast) -> str:
+    return f"{contrast.difference:+.2f} ({contrast.low:+.2f} to {contrast.high:+.2f})".replace("-", "−")
+
+
 def _table(cell: Cell, rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of the table of a cell."""
-    values = {
-        (row["metric"], row["model"], row["lr"], row["steps"]): np.array(row["values"])
+    """Return the lines of the table of a cell: each arm after each length."""
+    median = {
+        (row["metric"], row["model"], row["lr"], row["steps"]): np.array(row["values"])[: len(SEEDS)]
         for row in rows
-        if (row["kind"], row["sigma"]) == cell
+        if (row["kind"], row["sigma"]) == cell and row["metric"] != "acc1"
     }
-    n = len(SEEDS)
     lines = [
         "| steps | arm | rate | accuracy | − CLIP | p | λ | A1, A2 | changes |",
         "| ---: | --- " + "| ---: " * 7 + "|",
     ]
     for steps in LENGTHS:
-        for arm in ARMS:
-            rate = max(RATES, key=lambda rate: values["acc1", arm, rate, steps][n:].mean())
-            accuracy = 100 * values["acc1", arm, rate, steps][:n]
-            cells = [f"{steps:,}", arm, f"{rate:g}", f"{accuracy.mean():.1f}"]
-            if arm == ARMS[0]:
-                baseline = accuracy
-                cells += ["", ""]
-            else:
-                test = ttest_rel(accuracy, baseline)
-                low, high = test.confidence_interval()
-                difference = (accuracy - baseline).mean()
-                cells += [f"{difference:+.2f} ({low:+.2f} to {high:+.2f})", f"{test.pvalue:.2g}"]
-            if ("lambda", arm, rate, steps) in values:
-                lam = values["lambda", arm, rate, steps][:n]
-                cells.append(f"{np.median(lam):.2f}, {np.mean(lam < 0):.0%}")
-                cells += [
-                    f"{np.median(values[name, arm, rate, steps][:n]):+.2f}"
-                    for name in ("map_correlation", "change_correlation")
-                ]
-            else:
-                cells += ["", "", ""]
-            numbers = [cell.replace("-", "−") for cell in cells[2:]]
-            lines.append(f"| {' | '.join([*cells[:2], *numbers])} |")
+        chosen = accuracies(rows, cell, steps)
+        for arm, (rate, values) in chosen.items():
+            numbers = [f"{rate:g}", f"{values.mean():.1f}", "", "", "", "", ""]
+            if arm != ARMS[0]:
+                test = compare(cell, arm, values, chosen[ARMS[0]][1])
+                numbers[2:4] = _signed(test), f"{test.p:.2g}"
+            if ("lambda", arm, rate, steps) in median:
+                lam = median["lambda", arm, rate, steps]
+                numbers[4:] = (
+                    f"{np.median(lam):.2f}, {np.mean(lam < 0):.0%}",
+                    *(
+                        f"{np.median(median[name, arm, rate, steps]):+.2f}"
+                        for name in ("map_correlation", "change_correlation")
+                    ),
+                )
+            cells = " | ".join([f"{steps:,}", arm, *(number.replace("-", "−") for number in numbers)])
+            lines.append(f"| {cells} |")
     return lines
 
 

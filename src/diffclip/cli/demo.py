@@ -18,7 +18,7 @@ from diffclip.errors import StoppedError, require_group, require_report
 def explain_stops(folder: Path) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into a `StoppedError` that says how to continue; finished parts are in `folder`."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
-    print(f"{folder}: loading PyTorch, then finished parts are reused and the others made", flush=True)
+    print(f"{folder}: loading PyTorch; parts that are finished are not run again", flush=True)
     try:
         yield
     except (StoppedError, KeyboardInterrupt) as error:
