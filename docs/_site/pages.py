@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 from diffclip.cli.main import app
 
 NOTEBOOK, PAGE = "tutorial.ipynb", "tutorial.md"
-PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/log.md")
 
 
 def on_files(files, config, **_):
@@ -47,7 +47,7 @@ def on_page_markdown(markdown, page, **_):
     between `docs/` and the other folders be those of the site."""
     if page.file.src_uri.startswith("experiments/"):
         return re.sub(r"\]\(((?:\.\./)+)docs/", r"](\1", markdown)
-    markdown = markdown.replace("](../experiments/", "](experiments/")
+    markdown = re.sub(r"\]\(\.\./(experiments|benchmarks)/", r"](\1/", markdown)
     if page.file.src_uri in PROJECT:
         return markdown.replace("](docs/", "](")
     if page.file.src_uri == "index.md":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 # Elements of one map of a block: 142 rows of one head at 2305 tokens. From 0.16 to 0.64 million the time is flat on
-# two cores that share 32 MiB of cache (experiments/log.md); smaller products are slow.
+# two cores that share 32 MiB of cache (benchmarks/log.md); smaller products are slow.
 _BLOCK_ELEMENTS = 320 * 1024
 
 
