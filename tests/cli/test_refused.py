@@ -51,7 +51,6 @@ EARLY = {
     "study study_cpu --pilot gone": "--pilot is for --dry-run",
     "study study_cpu --minutes 0": "'--minutes': Input should be greater than or equal to 0.1",
     "vlm train --stage 1 vlm_scene": "did you mean 'vlm_scenes'",
-    "vlm data gone.json kept.json": "'gone.json' does not exist",
     "vlm ask file ' ' --model run": "a question is empty",
     "vlm ask file '\udcff?' --model run": "the text '\\udcff?' is not UTF-8",
     "vlm evaluate run --data . --output new.jsonl --blind --images .": "leave --images out",

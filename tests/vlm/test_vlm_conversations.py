@@ -1,12 +1,10 @@
-"""LLaVA's JSON: reading and checking it, its index on disk, its batches, and its conversations as tokens and labels."""
+"""LLaVA's JSON: reading and checking it, its batches, and its conversations as tokens and labels."""
 
 import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
-import in_process
 import numpy as np
 import pytest
 from PIL import Image
@@ -14,8 +12,8 @@ from tiny_vlm import SPECIAL
 
 from diffclip.errors import InputError
 from diffclip.vlm.chat import IGNORED, encode, image_tokens, prompt
-from diffclip.vlm.conversations import Conversation, Turn
-from diffclip.vlm.dataset import ConversationSet, collate, open_conversations, training_order
+from diffclip.vlm.conversations import Conversation, Turn, read_conversations
+from diffclip.vlm.dataset import ConversationSet, collate, training_order
 
 
 def human(text: object) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def test_json_lists_and_json_lines_give_the_same_samples(tmp_path: Path, images:
     file = write(tmp_path, *SAMPLES)
     if kind == "lines, with a mark":
         file.write_text("".join(json.dumps(sample) + "\n" for sample in SAMPLES), encoding="utf-8-sig")
-    samples = open_conversations(file, images, tmp_path / "index")
+    samples = read_conversations(file, images)
     name, turns = str(file), (Turn("What is it?", "A bus."), Turn("Red?", "Yes é 🙂"))
     assert list(samples) == [
         Conversation("000000033471", "coco/train2017/1.jpg", turns, 0, name),
@@ -76,12 +74,13 @@ def test_json_lists_and_json_lines_give_the_same_samples(tmp_path: Path, images:
     assert samples.token_counts("chat", 9, 10).max() == 10
 
 
-def test_the_index_is_made_once(tmp_path: Path, images: Path) -> None:
-    file = write(tmp_path, *SAMPLES)
-    first = list(open_conversations(file, images, tmp_path / "index"))
-    file.unlink()
-    second = open_conversations(file, images, tmp_path / "index")
-    assert list(pickle.loads(pickle.dumps(second))) == list(second) == first
+def test_a_prefix_keeps_the_conversations_about_some_images(tmp_path: Path, images: Path) -> None:
+    other = {"image": "gone/1.jpg", "conversations": [human("not checked")]}
+    file = write(tmp_path, other, *SAMPLES, "not an object")
+    kept = read_conversations(file, images, "coco/")
+    assert [(sample.image, sample.position) for sample in kept] == [("coco/train2017/1.jpg", 1)]
+    with pytest.raises(InputError, match=r"has no conversation about an image in vg/"):
+        read_conversations(file, images, "vg/")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_the_index_is_made_once(tmp_path: Path, images: Path) -> None:
 def test_files_that_are_not_json_lists_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "mix.json").write_bytes(content)
     with pytest.raises(InputError, match=f"mix.json.*{reason}"):
-        open_conversations(tmp_path / "mix.json", tmp_path, tmp_path / "index")
+        read_conversations(tmp_path / "mix.json", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_unusable_samples_raise_one_line_errors(
     good = {"conversations": [human("a"), gpt("b")]}
     file = write(tmp_path, good, {"id": "same", "image": image, "conversations": turns}, good)
     with pytest.raises(InputError) as raised:
-        open_conversations(file, images, tmp_path / "index")
+        read_conversations(file, images)
     (line,) = str(raised.value).splitlines()
     assert "mix.json, sample [1] (id same): " in line
     assert reason in line
@@ -126,9 +125,9 @@ def test_missing_images_are_counted_and_named_in_one_error(tmp_path: Path, image
     file = write(tmp_path, *({"image": name, "conversations": [ASK, gpt("b")]} for name in names))
     message = r"3 of the 5 images .* coco/train2017/9.jpg, gone/1.jpg, top.png/x: "
     with pytest.raises(InputError, match=message):
-        open_conversations(file, images, tmp_path / "index")
+        read_conversations(file, images)
     text_only = write(tmp_path, {"conversations": [human("a"), gpt("b")]})
-    assert open_conversations(text_only, tmp_path / "nowhere", tmp_path / "index")[0].image is None
+    assert read_conversations(text_only, tmp_path / "nowhere")[0].image is None
 
 
 def test_a_batch_is_padded_on_the_right(processor: Any, tmp_path: Path) -> None:
@@ -191,43 +190,6 @@ def test_text_only_samples_have_batches_of_their_own() -> None:
     assert shares != sorted(shares, reverse=True)
     assert 0 < has_image[order[960:]].mean() < 1
     assert (np.diff(lengths[order[:64]]) <= 0).all()
-
-
-def about(image: str, answer: str = "A") -> dict[str, Any]:
-    return {"id": "same", "image": image, "conversations": [ASK, gpt(answer)]}
-
-
-MIX = [
-    about("coco/train2017/1.jpg", "A bus, “é”.") | {"more": [1, None]},
-    about("gqa/images/1.jpg"),
-    {"id": "same", "conversations": [human("Who?"), gpt("A")]},
-    about("coco/train2017/3.jpg", " "),
-    about("top.png"),
-    about("coco/train2017/2.jpg"),
-    "not an object",
-]
-
-
-def filtered(*arguments: object) -> str:
-    return in_process.call("vlm", "data", *arguments)[0]
-
-
-def test_filtering_keeps_matching_samples_unchanged(tmp_path: Path) -> None:
-    source, target = write(tmp_path, *MIX), tmp_path / "new" / "coco.json"
-    printed = filtered(source, target)
-    assert json.loads(target.read_text(encoding="utf-8")) == [MIX[0], MIX[5]]
-    assert len(target.read_text(encoding="utf-8").splitlines()) == 4
-    assert printed.splitlines()[0] == f"{target}: kept 2 of 7 samples of {source}"
-    for line in ("sample [3] (id same): an answer is empty", "2 other images", "1 text only", "2 unusable"):
-        assert line in printed
-    for output, images, message in (
-        ("out.json", "coco/train2017/3", r"no usable sample of .* \(.*sample \[3\] \(id same\): an answer"),
-        ("out.json", "vg/", r"there is coco/train2017/1.jpg; .*choose another --images"),
-        ("./mix.json", "coco/", "is an input"),
-    ):
-        with pytest.raises(InputError, match=message):
-            filtered(source, tmp_path / output, "--images", images)
-    assert not (tmp_path / "out.json").exists()
 
 
 IMAGE_FILE = "some.png"

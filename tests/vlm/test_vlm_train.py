@@ -21,9 +21,9 @@ from diffclip.evaluation.records import read_records
 from diffclip.vlm.demo import DemoSettings, run_vlm_demo
 from diffclip.vlm.files import load_vlm
 from diffclip.vlm.language_model import LanguageSettings
-from diffclip.vlm.run_folder import check_run, checkpoints
 from diffclip.vlm.settings import VLMRecipe, read_vlm_recipe
-from diffclip.vlm.train import train_stage
+from diffclip.vlm.train import check_run, train_stage
+from diffclip.vlm.trainer import checkpoints
 
 Read = Callable[..., VLMRecipe]
 

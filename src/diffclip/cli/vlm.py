@@ -141,32 +141,6 @@ def evaluate(
         print(line)
 
 
-@vlm.command("data")
-def vlm_data(
-    source: Annotated[
-        Path, typer.Argument(help="Conversations in LLaVA's JSON.", metavar="SOURCE.json", exists=True)
-    ],
-    target: Annotated[Path, typer.Argument(help="File for the kept samples.", metavar="TARGET.json")],
-    images: Annotated[str, typer.Option(help="Start of the images' paths.", metavar="<prefix>")] = "coco/",
-) -> None:
-    """Keep the conversations about one set of images, and count the others.
-
-    Example: diffclip vlm data llava_v1_5_mix665k.json coco.json --images coco/
-
-    Samples without an image, and samples that training would refuse, are left out; the first unusable one is named.
-    """
-    require_group("vlm", "transformers")
-    from diffclip.vlm.conversations import filter_conversations
-
-    counts, fault = filter_conversations(source, target, images)
-    print(f"{target}: kept {counts['kept']:,} of {counts.total():,} samples of {source}")
-    del counts["kept"]
-    for reason, number in counts.items():
-        print(f"  left out: {number:>9,} {reason}")
-    if fault:
-        print(f"the first unusable sample: {fault}")
-
-
 @vlm.command("demo")
 @with_plugins
 def demo(

@@ -48,11 +48,16 @@ from diffclip.sources.load import read_config
 from diffclip.weights import CONFIG_KEY, Weights, check_same, put_weights, read_weights
 
 _MODEL_KEY = "diffclip"  # key of our configuration in open_clip's
-_CALLERS = ("create_model_and_transforms", "create_model_from_pretrained")
+# arguments of `create_model` that have an effect; `model_kwargs` collects all others
 _USED = {
     *("model_name", "pretrained", "load_weights", "precision", "device", "cache_dir", "output_dict"),
-    *("force_patch_dropout", "force_image_size", "force_preprocess_cfg"),
-    *("require_pretrained", "model_kwargs"),
+    *(
+        "force_patch_dropout",
+        "force_image_size",
+        "force_preprocess_cfg",
+        "require_pretrained",
+        "model_kwargs",
+    ),
 }
 # weights_only: our reader never runs code; the others: our towers have no separate pretrained weights
 _WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text", "pretrained_hf"}
@@ -68,23 +73,20 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
     import open_clip
     from open_clip import factory
 
-    parameters = inspect.signature(factory.create_model).parameters.keys()
-    callers = [inspect.unwrap(getattr(factory, name, lambda: None)) for name in _CALLERS]
-    if not parameters >= _USED or not all("create_model" in caller.__code__.co_names for caller in callers):
+    if not inspect.signature(factory.create_model).parameters.keys() >= _USED:
         raise InputError(
             f"open_clip_torch {version('open_clip_torch')} builds models in another way: "
             "run pip install 'open_clip_torch>=3.0,<=4.2'"
         )
-    ours = model_names()
+    configs = {name: named_config(name) for name in model_names()}
     for name in models or {}:
         known = open_clip.get_model_config(name)
-        if name in ours or (known is not None and _MODEL_KEY not in known):
+        if name in configs or (known is not None and _MODEL_KEY not in known):
             raise InputError(f"open_clip has a model called {name} already: take another name")
-        # open_clip guesses a loss and a tokenizer if a name contains "coca" or "siglip"
-        if not re.fullmatch(r"[\w.+-]+", name) or re.search("siglip|coca", name.lower()):
-            raise InputError(f"open_clip would misread the name {name!r}: take letters, digits, - . _ and +")
+        if re.search("siglip|coca", name.lower()):
+            raise InputError(f"open_clip would misread the name {name}, and take another loss: change it")
     with TemporaryDirectory() as folder:  # add_model_config reads the files at once
-        for name, config in ({name: named_config(name) for name in ours} | dict(models or {})).items():
+        for name, config in (configs | dict(models or {})).items():
             (Path(folder) / f"{name}.json").write_text(json.dumps(_their_config(config)), encoding="utf-8")
         open_clip.add_model_config(folder)
     if not hasattr(factory.create_model, _MODEL_KEY):
@@ -231,83 +233,66 @@ def _wrap_create_model(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def create_model(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        schema, name = factory.parse_model_name(bound.arguments["model_name"])
-        fields = None if schema else factory.get_model_config(name.replace("/", "-"))
+        options, name = bound.arguments, bound.arguments["model_name"]
+        schema, plain_name = factory.parse_model_name(name)
+        fields = None if schema else factory.get_model_config(plain_name.replace("/", "-"))
         if not fields or _MODEL_KEY not in fields:
             return theirs(*args, **kwargs)
-        defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
-        return _create(parse_config(fields[_MODEL_KEY], name), bound.arguments, defaults)
+        changed = {key for key, value in options.items() if value != signature.parameters[key].default}
+        if refused := ((changed - _USED) | options["model_kwargs"].keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
+            raise InputError(f"{', '.join(sorted(refused))} cannot be given for {name}: leave it out")
+        return _create(name, parse_config(fields[_MODEL_KEY], name), options)
 
     setattr(create_model, _MODEL_KEY, True)
     return create_model
 
 
-def _create(clip_config: CLIPConfig, kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> OpenCLIPModel:
-    """Make the model of `clip_config` in training mode, on the device and in the dtype of `create_model`'s `kwargs`."""
-    name, source = kwargs["model_name"], kwargs["pretrained"]
-    size = _read_options(kwargs, defaults)
-    weights = None
-    if source and kwargs["load_weights"]:
-        weights = read_weights(locate(source, cache_dir=kwargs["cache_dir"]))
-    elif kwargs["require_pretrained"]:
+def _create(name: str, named: CLIPConfig, options: Mapping[str, Any]) -> OpenCLIPModel:
+    """Make the model called `name` in training mode, by the arguments of `create_model`."""
+    source, size = options["pretrained"], options["force_image_size"]
+    if source and options["load_weights"]:
+        weights = read_weights(locate(source, cache_dir=options["cache_dir"]))
+        config = _config_of(weights, named, source)
+    elif options["require_pretrained"]:
         raise InputError(f"{name} has no weights: give pretrained= a saved folder, a run folder or a file")
-    model = OpenCLIPModel(_choose_config(clip_config, weights, kwargs, size))
-    _fill(model, weights, kwargs)
-    if size is not None and size != model.config.vision.image_size:
-        model.set_image_size(size)
-    _set_preprocess(model, name, kwargs["force_preprocess_cfg"] or {})
-    model.output_dict = bool(kwargs["output_dict"])
-    _cast(model, kwargs["device"], kwargs["precision"])
+    else:
+        weights, config = None, named if size is None else resize_config(named, size)
+        logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
+    starts = {
+        parameter: options["model_kwargs"].get(key)
+        for key, parameter in _STARTS.items()
+        if options["model_kwargs"].get(key) is not None
+    }
+    fields = config.model_dump()
+    fields["logit_bias"] |= "logit_bias" in starts
+    if options["force_patch_dropout"] is not None:
+        fields["vision"]["patch_dropout"] = options["force_patch_dropout"]
+    model = OpenCLIPModel(parse_config(fields, f"what is forced on {name}"))
+    if weights is None:
+        for parameter, value in starts.items():
+            nn.init.constant_(model.get_parameter(parameter), value)
+    else:
+        state = dict(weights.state)
+        if model.config.logit_bias:  # as in open_clip, a missing bias is 0
+            state.setdefault("logit_bias", torch.zeros_like(model.logit_scale))
+        put_weights(model, weights._replace(state=state), source)
+        if size not in (None, model.config.vision.image_size):
+            model.set_image_size(size)
+    _set_preprocess(model, name, options["force_preprocess_cfg"] or {})
+    model.output_dict = bool(options["output_dict"])
+    _cast(model, options["device"], options["precision"])
     return model
 
 
-def _read_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> int | None:
-    """Refuse options that our models do not have; return the forced size of images as one number, or None."""
-    name, size = kwargs["model_name"], kwargs["force_image_size"]
-    changed = {key for key, value in kwargs.items() if key not in _USED and value != defaults[key]}
-    if refused := (changed | kwargs["model_kwargs"].keys()) - _STARTS.keys() - _WITHOUT_EFFECT:
-        raise InputError(f"{', '.join(sorted(refused))} cannot be given for {name}: leave it out")
-    if isinstance(size, int | None):
-        return size
-    if len(set(size)) != 1:
-        raise InputError(f"force_image_size {tuple(size)} is not square: give one number")
-    return int(size[0])
-
-
-def _choose_config(
-    named: CLIPConfig, weights: Weights | None, kwargs: Mapping[str, Any], size: int | None
-) -> CLIPConfig:
-    """Return the configuration of the weights, else the one of the name, with the settings that `kwargs` force."""
-    source, config = kwargs["pretrained"], named
-    if weights is not None and weights.config is not None:
-        config = weights.config
-        if variant_of(named) == "custom":  # the name does not identify λ_init and attention
-            check_same(named, config, source)
-        if name_of(config) != name_of(named):
-            raise InputError(
-                f"{source} holds {name_of(config)}, not {name_of(named)}: name {name_of(config)}"
-            )
-    fields = config.model_dump()
-    fields["logit_bias"] |= kwargs["model_kwargs"].get("init_logit_bias") is not None
-    if kwargs["force_patch_dropout"] is not None:
-        fields["vision"]["patch_dropout"] = kwargs["force_patch_dropout"]
-    config = parse_config(fields, f"what is forced on {kwargs['model_name']}")
-    return resize_config(config, size) if weights is None and size is not None else config
-
-
-def _fill(model: OpenCLIPModel, weights: Weights | None, kwargs: Mapping[str, Any]) -> None:
-    """Put the weights into `model`; without weights, set the starts of scale and bias that `kwargs` give."""
-    name, starts = kwargs["model_name"], kwargs["model_kwargs"]
-    if weights is None:
-        logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
-        for key, parameter in _STARTS.items():
-            if starts.get(key) is not None:
-                torch.nn.init.constant_(model.get_parameter(parameter), starts[key])
-        return
-    state = dict(weights.state)
-    if model.config.logit_bias:  # as in open_clip, a missing bias is 0
-        state.setdefault("logit_bias", torch.zeros_like(model.logit_scale))
-    put_weights(model, weights._replace(state=state), kwargs["pretrained"])
+def _config_of(weights: Weights, named: CLIPConfig, source: str) -> CLIPConfig:
+    """Return the configuration of the weights, if they have one, else the one of the name."""
+    if (config := weights.config) is None:
+        return named
+    if variant_of(named) == "custom":  # the name does not identify λ_init and attention
+        check_same(named, config, source)
+    if name_of(config) != name_of(named):
+        raise InputError(f"{source} holds {name_of(config)}, not {name_of(named)}: name {name_of(config)}")
+    return config
 
 
 def _cast(model: OpenCLIPModel, device: Any, precision: str) -> None:
@@ -333,16 +318,16 @@ def _set_preprocess(model: OpenCLIPModel, name: str, forced: Mapping[str, Any]) 
         logging.warning(
             f"Model '{name}' is for images resized to {ours.resize}: open_clip resizes to {size[0]}."
         )
-    fields = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation, mode))
-    fields = merge_preprocess_dict(fields, forced)
-    if fields["resize_mode"] != mode:
-        raise InputError(f"resize_mode {fields['resize_mode']} cannot be given for {name}: leave it out")
-    whole = model.config.model_dump()
-    whole["preprocess"] |= {"mean": fields["mean"], "std": fields["std"]}
-    if fields["interpolation"] != "random":
-        whole["preprocess"]["interpolation"] = fields["interpolation"]
-    model.config = parse_config(whole, f"what is forced on the images of {name}")
-    set_model_preprocess_cfg(model, fields)
+    theirs = asdict(PreprocessCfg(size, "RGB", ours.mean, ours.std, ours.interpolation, mode))
+    theirs = merge_preprocess_dict(theirs, forced)
+    if theirs["resize_mode"] != mode:
+        raise InputError(f"resize_mode {theirs['resize_mode']} cannot be given for {name}: leave it out")
+    fields = model.config.model_dump()
+    random = theirs["interpolation"] == "random"  # in training alone
+    kept = ("mean", "std") if random else ("mean", "std", "interpolation")
+    fields["preprocess"] |= {key: theirs[key] for key in kept}
+    model.config = parse_config(fields, f"what is forced on the images of {name}")
+    set_model_preprocess_cfg(model, theirs)
 
 
 if __name__ == "__main__":

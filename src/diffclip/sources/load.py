@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from contextlib import suppress
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 _RANDOM_SEED = 0
 RANDOM = f"random, seed {_RANDOM_SEED}"
 """The value of `weights` in the records of a model with random weights."""
-
-
 SCENES = "scenes"
 """The value of `data` of a model that was trained on the built-in scenes."""
 
@@ -72,41 +69,34 @@ def load(
     """Load any model in evaluation mode on the CPU, its `preprocess` (PIL image to [3, S, S]) and its tokenizer.
 
     Args:
-        source: as for `load_clip`, or any other model of a library, which is wrapped as it is (`WrappedModel`) with its
-            own preparation and tokenizer: `open_clip:NAME/PRETRAINED`, `transformers:FOLDER`, `timm:NAME` (images
-            alone, the tokenizer is None), or `PREFIX:NAME` of `register_model_source`.
-        model, image_size, context_length: as for `load_clip`; a wrapped model has its own.
+        source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
+            file, `hf-hub:OWNER/NAME` (with `@REVISION` for one that is not the newest), or a model of a library:
+            `open_clip:NAME/PRETRAINED`, `transformers:FOLDER`, `timm:NAME` (images alone, the tokenizer is None), or
+            `PREFIX:NAME` of `register_model_source`. A plain ViT CLIP of a library is converted to a `CLIP`; any other
+            model is wrapped as it is (`WrappedModel`) with its own preparation and tokenizer.
+        model: the model's name, if the file does not tell it (a published DiffCLIP-dynamic).
+        image_size: let a `CLIP` take images of this size; position embeddings are resampled.
+        context_length: let a `CLIP` take texts of this many tokens; position embeddings are cut or interpolated.
 
     Raises:
         InputError: `source` has no usable weights, or weights of another model than `model`.
     """
-    return _load(source, model, image_size, context_length, only_clip=False)
+    return _load(source, model, image_size, context_length)
 
 
 def load_clip(
-    source: str | Path,
-    model: str | None = None,
-    image_size: int | None = None,
-    context_length: int | None = None,
+    source: str | Path, image_size: int | None = None, context_length: int | None = None
 ) -> tuple[CLIP, EvalTransform, Tokenizer]:
-    """Load a `CLIP` in evaluation mode on the CPU, its `preprocess` (PIL image to [3, S, S]) and its tokenizer.
-
-    Args:
-        source: a run folder (its best checkpoint, else its last), a saved folder, a published `.pt` or `.safetensors`
-            file, or `hf-hub:OWNER/NAME` (with `@REVISION` for one that is not the newest); also a plain ViT CLIP of
-            another library, `open_clip:NAME/PRETRAINED` or `transformers:FOLDER`, which is converted.
-        model: the model's name, if the file does not tell it (a published DiffCLIP-dynamic).
-        image_size: take images of this size; position embeddings are resampled.
-        context_length: take texts of this many tokens; position embeddings are cut or interpolated.
-
-    Raises:
-        InputError: as `load`; or a model of another library that cannot be converted, with the reason.
-    """
-    return _load(source, model, image_size, context_length, only_clip=True)
+    """Load a `CLIP` as `load` does; a model of a library that cannot be converted is refused with the reason."""
+    return _load(source, None, image_size, context_length, only_clip=True)
 
 
 def _load(
-    source: str | Path, name: str | None, image_size: int | None, context_length: int | None, only_clip: bool
+    source: str | Path,
+    name: str | None,
+    image_size: int | None = None,
+    context_length: int | None = None,
+    only_clip: bool = False,
 ) -> tuple[Any, Any, Any]:
     import torch
 
@@ -145,7 +135,7 @@ def _read_library(source: str, only_clip: bool) -> CLIP | tuple[Any, Any, Any]:
         return read_open_clip(name, only_clip)
     if prefix == "transformers":
         require_group("vlm", "transformers")
-        if not (Path(name).exists() or os.path.isabs(name)):  # before the import, which takes seconds
+        if not (Path(name).exists() or Path(name).is_absolute()):  # before the import, which takes seconds
             check_reachable(name, "config.json", source)
         from diffclip.sources.transformers import read_transformers
 
@@ -171,14 +161,13 @@ def prepare(
     from diffclip.tokenizer import Tokenizer
 
     trained_at = model.config.vision.image_size
-    if image_size is not None and image_size != trained_at:
+    if image_size not in (None, trained_at):
         say_once(f"position embeddings are resampled from images of {trained_at} px to {image_size} px")
         model.set_image_size(image_size)
-    if context_length is not None and context_length != model.config.text.context_length:
+    if context_length not in (None, model.config.text.context_length):
         model.set_context_length(context_length)
-    model.eval()
     preprocess = EvalTransform(model.config.vision.image_size, model.config.preprocess)
-    return model, preprocess, Tokenizer(model.config.text)
+    return model.eval(), preprocess, Tokenizer(model.config.text)
 
 
 def read_config(source: str | Path) -> CLIPConfig:
@@ -197,9 +186,8 @@ def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConf
     from diffclip.published import infer_config
     from diffclip.weights import first_names
 
-    saved = weights.config
-    if saved is not None:
-        if model is not None and name_of(saved) != model:
+    if (saved := weights.config) is not None:
+        if model not in (None, name_of(saved)):
             raise InputError(f"{path} holds {name_of(saved)}, not {model}: leave the model's name out")
         return saved
     if model is None:
@@ -230,7 +218,6 @@ def load_with_origin(
         InputError: `source` does not exist (the message offers the nearest name), or has no usable weights.
     """
     path = find_model(source)
-    facts: dict[str, Any] = {}
     if path is None:
         from diffclip.model import create_model
 
@@ -239,16 +226,13 @@ def load_with_origin(
         print(
             f"diffclip: WARNING: {source} has random weights, expect results at chance level", file=sys.stderr
         )
-        loaded: tuple[Any, Any, Any]
-        path, loaded = RANDOM, prepare(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
-    else:
-        checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
-        in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
-        loaded = _load(checkpoint if in_run else path, model_name, image_size, None, only_clip)
-        facts = _read_facts(checkpoint) if in_run else _read_origin(path)
-    found, preprocess, tokenizer = loaded
-    label = facts.pop("label", None) or name_of_model(found)
-    return Loaded(found, preprocess, tokenizer, label, path, **facts)
+        loaded = prepare(create_model(source, image_size=image_size, seed=_RANDOM_SEED))
+        return Loaded(*loaded, name_of_model(loaded[0]), RANDOM)
+    checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
+    in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
+    found = _load(checkpoint if in_run else path, model_name, image_size, only_clip=only_clip)
+    facts = _read_facts(checkpoint) if in_run else _read_origin(path)
+    return Loaded(*found, facts.pop("label", None) or name_of_model(found[0]), path, **facts)
 
 
 def name_of_model(model: Any) -> str:
@@ -284,29 +268,27 @@ def recipe_of(run: Path) -> dict[str, Any] | None:
 def _read_facts(checkpoint: Path) -> dict[str, Any]:
     """Return label, recipe, seed, init, data (the training set) and steps of the run that wrote `checkpoint`."""
     run = checkpoint.parent.parent
-    facts: dict[str, Any] = {"recipe": (recipe := recipe_of(run)), "steps": None}
+    facts: dict[str, Any] = {"recipe": (recipe := recipe_of(run))}
     with suppress(OSError, ValueError, KeyError, TypeError):
         facts["steps"] = json.loads((checkpoint / "training.json").read_text(encoding="utf-8"))["step"]
     if recipe is None:
         return facts
+    facts |= {
+        "label": re.sub(r"-s\d+$", "", run.name),
+        "seed": recipe.get("seed"),
+        "init": recipe.get("init"),
+    }
     data = recipe.get("data")
     train = data.get("train") if isinstance(data, dict) else None
     while isinstance(train, list | dict):  # the first of several sources
         train = train.get("shards") if isinstance(train, dict) else next(iter(train), None)
-    path = str(train or "")
-    if "://" in path:  # leave out credentials and the query
-        path = re.sub(r"^.*?://([^/]*@)?", "", path).partition("?")[0]
-    folders = [part for part in Path(path).parts if part not in ("train", "/") and not part.endswith(".tar")]
-    return facts | {
-        "label": re.sub(r"-s\d+$", "", run.name),
-        "seed": recipe.get("seed"),
-        "init": recipe.get("init"),
-        "data": SCENES if _are_scenes(Path(path)) else folders[-1] if folders else None,
-    }
-
-
-def _are_scenes(shards: Path) -> bool:
-    return any((folder / "scenes.json").is_file() for folder in shards.parents[:2])
+    text = str(train or "")
+    if "://" in text:  # leave out credentials and the query
+        text = re.sub(r"^.*?://([^/]*@)?", "", text).partition("?")[0]
+    path = Path(text)
+    folders = [part for part in path.parts if part not in ("train", "/") and not part.endswith(".tar")]
+    are_scenes = any((folder / "scenes.json").is_file() for folder in path.parents[:2])
+    return facts | {"data": SCENES if are_scenes else folders[-1] if folders else None}
 
 
 def warn_of_photographs(loaded: Loaded) -> None:

@@ -1,23 +1,28 @@
-"""Conversations about images in LLaVA's JSON: read, check, and filter by folder of images."""
+"""Conversations about images in LLaVA's JSON: read, check, and keep them in little memory."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from diffclip.config import explain
 from diffclip.errors import InputError, explain_errors
-from diffclip.files import check_not_input, check_writable, printable, write_text
+from diffclip.files import printable
 
 IMAGE = "<image>"
 """The mark of the image's place in a question; the language model's tokenizer may use another token."""
 _WANTED = "give a list of conversations in LLaVA's JSON, or one conversation per line"
+# English text has 4 to 4.5 letters per token in vocabularies of 100,000 tokens or more
+_LETTERS_PER_TOKEN = 4.0
+# tokens that the template "chat" adds to a conversation, and to each of its turns
+_AROUND, _AROUND_TURN = 20, 10
 
 
 class Turn(NamedTuple):
@@ -71,74 +76,98 @@ class _Sample(BaseModel):
         return self
 
 
-def read_samples(json_file: str | Path) -> Iterator[Any]:
-    """Yield the entries of a JSON list, or of JSON lines."""
-    is_empty = True
-    with explain_errors(f"cannot read {json_file}", _WANTED), open(json_file, encoding="utf-8-sig") as handle:
+class Conversations(Sequence[Conversation]):
+    """Conversations, packed into one string of bytes: LLaVA's 600,000 would be gigabytes of objects in each process."""
+
+    def __init__(self, samples: Iterable[Conversation], file: str) -> None:
+        self._file = file
+        packed, facts = [], []
+        for sample in samples:
+            packed.append(json.dumps([sample.id, sample.image, sample.turns, sample.position]).encode())
+            letters = [sum(map(len, texts)) for texts in zip(*sample.turns, strict=True)]
+            facts.append((*letters, len(sample.turns), sample.image is not None))
+        self._bytes, self._ends = b"".join(packed), np.cumsum([0, *map(len, packed)])
+        # a row for each sample: letters in questions and in answers, turns, has an image
+        self._facts = np.array(facts, dtype=np.int64).reshape(-1, 4)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __getitem__(self, index: Any) -> Any:
+        own_id, image, turns, position = json.loads(self._bytes[self._ends[index] : self._ends[index + 1]])
+        return Conversation(own_id, image, tuple(Turn(*turn) for turn in turns), position, self._file)
+
+    def has_image(self) -> NDArray[np.bool_]:
+        """Return for each sample [n] whether it has an image."""
+        return np.asarray(self._facts[:, -1] > 0, np.bool_)
+
+    def token_counts(self, template: str, image_tokens: int, max_length: int) -> NDArray[np.float64]:
+        """Estimate the number of tokens [n] of each sample from its letters and image, at most `max_length`."""
+        questions, answers, turns, image = self._facts.T
+        if template == "plain":
+            words = 1 + answers / _LETTERS_PER_TOKEN
+        else:
+            words = _AROUND + _AROUND_TURN * turns + (questions + answers) / _LETTERS_PER_TOKEN
+        return np.asarray(np.minimum(max_length, image_tokens * image + words), np.float64)
+
+
+def read_conversations(json_file: str | Path, images: str | Path, prefix: str | None = None) -> Conversations:
+    """Read conversations in LLaVA's JSON: a JSON list, or JSON lines. Ids may repeat or be left out.
+
+    Args:
+        images: folder that the images' paths start from; every image must exist, but none is opened.
+        prefix: keep the conversations about images whose paths start like this, and leave out all others.
+
+    Raises:
+        InputError: the file cannot be read or has nothing to keep, a sample cannot be used, or images are missing.
+    """
+    file = str(json_file)
+    samples = [
+        _parse(entry, number, file)
+        for number, entry in enumerate(_entries(file))
+        if prefix is None or (isinstance(entry, dict) and str(entry.get("image") or "").startswith(prefix))
+    ]
+    if not samples:
+        fault = "is empty" if prefix is None else f"has no conversation about an image in {prefix}"
+        raise InputError(f"{file} {fault}: {_WANTED}")
+    _check_images({sample.image for sample in samples if sample.image is not None}, Path(images), file)
+    return Conversations(samples, file)
+
+
+def _entries(file: str) -> Iterator[Any]:
+    with explain_errors(f"cannot read {file}", _WANTED), open(file, encoding="utf-8-sig") as handle:
         is_list = handle.read(1 << 20).lstrip().startswith("[")
         handle.seek(0)
-        samples = json.load(handle) if is_list else (json.loads(line) for line in handle if line.strip())
-        for sample in samples:
-            is_empty = False
-            yield sample
-    if is_empty:
-        raise InputError(f"{json_file} is empty: {_WANTED}")
+        yield from json.load(handle) if is_list else (json.loads(line) for line in handle if line.strip())
 
 
-def parse_sample(sample: Any, index: int, file: str) -> Conversation:
-    """Check and parse one entry, without looking for its image file. If it cannot be used, `InputError` names file,
-    index, id and fault. Ids may repeat or be left out."""
+def _parse(entry: Any, position: int, file: str) -> Conversation:
     try:
-        parsed = _Sample.model_validate(sample)
+        sample = _Sample.model_validate(entry)
     except ValidationError as error:
-        own_id = sample.get("id") if isinstance(sample, dict) else None
-        raise InputError(
-            f"{_name(file, index, own_id)}: {explain(error)}: correct the sample or leave it out"
-        ) from None
-    texts = [message.value.replace(IMAGE, "").strip() for message in parsed.conversations]
+        own_id = entry.get("id") if isinstance(entry, dict) else None
+        fault = f"{_name(file, position, own_id)}: {explain(error)}"
+        raise InputError(f"{fault}: correct the sample or leave it out") from None
+    texts = [message.value.replace(IMAGE, "").strip() for message in sample.conversations]
     turns = tuple(Turn(*pair) for pair in zip(texts[::2], texts[1::2], strict=True))
-    return Conversation("" if parsed.id is None else str(parsed.id), parsed.image, turns, index, file)
+    return Conversation("" if sample.id is None else str(sample.id), sample.image, turns, position, file)
 
 
-def filter_conversations(source: Path, target: Path, images: str) -> tuple[Counter[str], str]:
-    """Write the samples of `source` whose image path starts with `images` to `target`, unchanged and in order.
-
-    Samples without an image, and samples that training would refuse, are left out. `InputError` is raised if `source`
-    cannot be read, is `target`, or has no such sample.
-
-    Returns:
-        The number of samples for each of "kept", "other images", "text only" and "unusable", and the fault of the
-        first unusable sample.
-    """
-    check_not_input(target, [source])
-    check_writable(target)
-    counts: Counter[str] = Counter()
-    fault = example = ""
-    kept: list[str] = []
-    for index, sample in enumerate(read_samples(source)):
-        try:
-            image = parse_sample(sample, index, str(source)).image
-        except InputError as error:
-            counts["unusable"] += 1
-            fault = fault or str(error)
-            continue
-        if image is None:
-            counts["text only"] += 1
-        elif image.startswith(images):
-            counts["kept"] += 1
-            kept.append(json.dumps(sample))
-        else:
-            counts["other images"] += 1
-            example = example or f"there is {printable(image)}"
-    if not kept:
-        reasons = "; ".join(filter(None, [example, fault])) or "there are no images"
+def _check_images(names: set[str], folder: Path, file: str) -> None:
+    """Raise `InputError` if images are missing. Listing folders is quicker than single look-ups on network disks."""
+    parents = {os.path.dirname(name): set[str]() for name in names}
+    for parent, files in parents.items():
+        if (folder / parent).is_dir():
+            files.update(os.listdir(folder / parent))
+    missing = sorted(name for name in names if os.path.basename(name) not in parents[os.path.dirname(name)])
+    if missing:
         raise InputError(
-            f"no usable sample of {source} has an image in {images} ({reasons}): choose another --images"
+            f"{len(missing):,} of the {len(names):,} images of {file} are not in {folder}, such as "
+            f"{', '.join(map(printable, missing[:3]))}: give the folder that these paths start from, or leave "
+            "these samples out"
         )
-    write_text(target, "[\n" + ",\n".join(kept) + "\n]\n")
-    return counts, fault
 
 
-def _name(file: str, index: int, own_id: object) -> str:
+def _name(file: str, position: int, own_id: object) -> str:
     suffix = f" (id {printable(str(own_id))[:80]})" if own_id not in ("", None) else ""
-    return f"{file}, sample [{index}]{suffix}"
+    return f"{file}, sample [{position}]{suffix}"

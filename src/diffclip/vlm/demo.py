@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,10 +28,9 @@ from diffclip.scenes.write import write_questions
 from diffclip.vlm.evaluate import evaluate_models
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.pope import open_questions
-from diffclip.vlm.run_folder import is_finished
 from diffclip.vlm.scenes import STAGE_FILES, write_conversations
 from diffclip.vlm.settings import STAGES, read_vlm_recipe
-from diffclip.vlm.train import train_stage
+from diffclip.vlm.train import is_finished, train_stage
 
 RECIPE = "vlm_scenes"
 _SIZE, _SEED = 64, 0
@@ -95,34 +95,24 @@ def _make_data(
 ) -> None:
     """Make what all seeds share: scenes, conversations, questions and the language model."""
 
-    def make(part: str, path: Path, write: Callable[[Path, Progress], object], last_file: str = "") -> None:
+    def make(part: str, path: Path, last_file: str, write: Callable[..., object], *sizes: Any) -> None:
         is_new = not (path / last_file).exists()
         if is_new:
             with showing(part) as progress:
-                write(path, progress)
+                write(path, *sizes, progress)
         say(f"{part}: {'made' if is_new else 'reusing'} {path}")
 
-    scenes, talks, language = folder / "scenes", folder / "conversations", folder / "language_model"
-    sizes = {"size": _SIZE, "train": settings.train, "val": settings.val, "test": settings.test}
+    counts = {"size": _SIZE, "train": settings.train, "val": settings.val, "test": settings.test}
     with showing("scenes") as progress:
-        drawn = write_scenes(scenes, **sizes, seed=_SEED, workers=2, progress=progress)
-    say(f"scenes: {'made' if drawn else 'reusing'} {scenes}")
-    counts = (settings.talked, settings.talks, _SIZE, _SEED)
-    make(
-        "conversations",
-        talks,
-        lambda path, progress: write_conversations(path, *counts, progress),
-        last_file=STAGE_FILES[-1],
-    )
-    about = (settings.questioned, _SIZE, _SEED)
+        drawn = write_scenes(folder / "scenes", **counts, seed=_SEED, workers=2, progress=progress)
+    say(f"scenes: {'made' if drawn else 'reusing'} {folder / 'scenes'}")
+    talks = (settings.talked, settings.talks, _SIZE, _SEED)
+    make("conversations", folder / "conversations", STAGE_FILES[-1], write_conversations, *talks)
     for topic in TOPICS:
-        target = folder / "questions" / topic
-        make(
-            f"questions about {topic}",
-            target,
-            lambda path, progress: write_questions(path, *about, path.name, progress),
-        )
-    make("language model", language, lambda path, _: make_language_model(path, settings.language))
+        questions = (settings.questioned, _SIZE, _SEED, topic)
+        make(f"questions about {topic}", folder / "questions" / topic, "", write_questions, *questions)
+    language = folder / "language_model"
+    make("language model", language, "", lambda path, _: make_language_model(path, settings.language))
 
 
 def _train_model(

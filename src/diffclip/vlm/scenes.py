@@ -26,7 +26,6 @@ from diffclip.vlm.conversations import IMAGE, Turn
 STAGE_FILES = ("stage1.json", "stage2.json")
 _REQUEST = "Describe the picture."
 _CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
-_PART = 500  # images per folder; a folder is written whole or not at all, in some seconds
 
 
 def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
@@ -44,24 +43,21 @@ def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
 def write_conversations(
     folder: Path, images: int, talks: int, size: int, seed: int, progress: Progress
 ) -> None:
-    """Write the folder `images`, `stage1.json` and, last, `stage2.json` to `folder`; after a stop, the next call
-    continues.
+    """Write the folder `images`, `stage1.json` and, last, `stage2.json` to `folder`.
 
     There are `images` images of `size` × `size` pixels, of the train split, with one to four objects. POPE's questions
     are about other scenes, of the test split. Stage 1 has a caption for each image, stage 2 has `talks` conversations.
     Some of these are captions. The others have yes/no questions, half of them about colors and half about kinds of
     objects, and most of them also have an open question.
     """
-    for start in range(0, images, _PART):
-        part = range(start, min(start + _PART, images))
-        target = (folder / QUESTION_IMAGES / _image_path(start)).parent
-        if not target.exists():
-            with write_atomically(target) as temporary:
-                temporary.mkdir()
-                for index in part:
-                    scene = draw_scene(index, split="train", seed=seed, size=size, objects=_objects(index))
-                    (temporary / image_name(index)).write_bytes(jpeg(scene.image))
-        progress("images", len(part), images)
+    target = folder / QUESTION_IMAGES
+    if not target.exists():  # after a stop
+        with write_atomically(target) as temporary:
+            temporary.mkdir()
+            for index in range(images):
+                scene = draw_scene(index, split="train", seed=seed, size=size, objects=_objects(index))
+                (temporary / image_name(index)).write_bytes(jpeg(scene.image))
+                progress("images", 1, images)
     laid_out = (lay_out_scene(index, seed) for index in range(images))
     scenes = [(specs, write_captions(specs, background, dice)) for specs, background, dice in laid_out]
     popular = count_things(specs for specs, _ in scenes)
@@ -143,10 +139,6 @@ def _objects(index: int) -> int:
     return 1 + index % 4
 
 
-def _image_path(index: int) -> str:
-    return f"{index // _PART}/{image_name(index)}"
-
-
 def _talk(
     specs: Sequence[Spec], captions: tuple[str, ...], popular: dict[str, list[Any]], dice: Dice
 ) -> list[Turn]:
@@ -163,4 +155,4 @@ def _sample(name: str, index: int, turns: list[Turn]) -> dict[str, Any]:
     for question, answer in turns:
         text = question if messages else f"{IMAGE}\n{question}"
         messages += [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]
-    return {"id": name, "image": _image_path(index), "conversations": messages}
+    return {"id": name, "image": image_name(index), "conversations": messages}

@@ -19,6 +19,7 @@ class StageRecipe(Keys):
 
     json_file: str = Field(alias="json", description="conversations in LLaVA's JSON")
     images: str = Field(description="folder that the images' paths start from")
+    image_prefix: str | None = Field(default=None, description="keep only samples whose image path starts so")
     start: str | None = Field(default=None, description="stage 2: a run of stage 1, or a saved model")
     lr: float = Field(gt=0)
     batch_size: int = Field(gt=0, description="samples of a step, over all GPUs")

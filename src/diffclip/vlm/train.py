@@ -7,6 +7,8 @@ The vision tower is frozen in both stages. Stage 1 trains the connector, stage 2
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,16 +17,24 @@ from typing import Any
 import torch
 
 from diffclip.errors import DiffCLIPError, InputError
+from diffclip.files import write_text
 from diffclip.training.distributed import has_bf16, native_precision
-from diffclip.training.run_folder import RECIPE_FILE, lock_folder
+from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, describe_change, lock_folder, names_in
 from diffclip.training.stopping import StopRequest
 from diffclip.vlm.chat import TEMPLATES, image_tokens
-from diffclip.vlm.dataset import ConversationSet, open_conversations, training_order
+from diffclip.vlm.conversations import read_conversations
+from diffclip.vlm.dataset import ConversationSet, training_order
 from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm
 from diffclip.vlm.llava import connect, freeze
-from diffclip.vlm.run_folder import check_run, claim_run, is_finished
-from diffclip.vlm.settings import StageRecipe, VLMRecipe, read_vlm_recipe
-from diffclip.vlm.trainer import fit, make_arguments
+from diffclip.vlm.settings import STAGES, StageRecipe, VLMRecipe, read_vlm_recipe
+from diffclip.vlm.trainer import checkpoints, fit, make_arguments
+
+# a resumed run may have other values of these keys, because they change its numbers by rounding at most
+_FREE_KEYS = {"gradient_checkpointing", "workers"} | {
+    f"stage{stage}.{key}"
+    for stage in STAGES
+    for key in ("images", "per_device_batch_size", "save_every", "start")
+}
 
 
 def train_stage(
@@ -70,14 +80,15 @@ def train_stage(
                 seed=recipe.seed,
                 save_steps=part.save_every,
             )
-            with arguments.main_process_first(local=False):
-                conversations = open_conversations(part.json_file, part.images, run / "conversations")
+            if is_first:
+                print(f"{part.json_file}: checking its samples", file=sys.stderr)
+            conversations = read_conversations(part.json_file, part.images, part.image_prefix)
         except DiffCLIPError as error:
             error.shared = True  # every process raises it
             raise
         if is_first:
             stack.enter_context(lock_folder(run))
-            claim_run(recipe, run)
+            _claim_run(recipe, run)
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
@@ -93,6 +104,41 @@ def train_stage(
             save_vlm(trainer.model, processor, run / MODEL_FOLDER)
         trainer.accelerator.wait_for_everyone()
         return int(trainer.state.global_step)
+
+
+def is_finished(run: Path) -> bool:
+    """Return whether the run in this folder has saved its model."""
+    return (run / MODEL_FOLDER).is_dir() and (run / RECIPE_FILE).is_file()
+
+
+def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
+    """Check, without writing anything, that a run of `recipe` (with one stage) may start or continue in `run`."""
+    names = names_in(run)
+    if not resume and (is_finished(run) or checkpoints(run)):
+        raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
+    if resume and RECIPE_FILE in names:
+        started = read_vlm_recipe(run / RECIPE_FILE)
+        if (started.stage1 is None) != (recipe.stage1 is None):
+            stage = 1 if started.stage1 is not None else 2
+            raise InputError(
+                f"{run} holds a run of stage {stage}: give --stage {stage}, or choose another --run"
+            )
+        before, now = started.model_dump(by_alias=True), recipe.model_dump(by_alias=True)
+        if checkpoints(run) and (change := describe_change(before, now, _FREE_KEYS)):
+            raise InputError(f"{run} was started with {change}: resume with the same recipe")
+    elif names and LOCK_FILE not in names:
+        raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
+
+
+def _claim_run(recipe: VLMRecipe, run: Path) -> None:
+    """Prepare the locked folder that `check_run` has checked."""
+    complete = checkpoints(run)
+    # remove checkpoints that were not written to the end: training may not save at that step again
+    for folder in run.glob("checkpoint-*"):
+        if folder not in complete:
+            shutil.rmtree(folder)
+    if not complete:
+        write_text(run / RECIPE_FILE, recipe.to_yaml())
 
 
 def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from diffclip.training.logging import drop_records_after, duration
 from diffclip.training.run_folder import METRICS_FILE
 from diffclip.training.stopping import StopRequest
 from diffclip.vlm.dataset import collate
-from diffclip.vlm.run_folder import checkpoints
 
 _LINE_EVERY = 15.0  # seconds
 
@@ -55,6 +55,16 @@ def make_arguments(run: Path, **settings: Any) -> TrainingArguments:
             f"{arguments.n_gpu} -m diffclip.cli -- vlm train …, or choose a GPU with CUDA_VISIBLE_DEVICES=0"
         )
     return arguments
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """List the complete checkpoints, sorted by step: trainer_state.json, which is written last, can be read."""
+    steps = {}
+    for file in run.glob("checkpoint-*/trainer_state.json"):
+        with suppress(OSError, ValueError):
+            json.loads(file.read_text(encoding="utf-8"))
+            steps[int(file.parent.name.partition("-")[2])] = file.parent
+    return [steps[step] for step in sorted(steps)]
 
 
 class _Trainer(Trainer):
@@ -112,60 +122,56 @@ def fit(
 class Reporter(TrainerCallback):
     """Write metrics, show progress, and stop a run on a signal or a loss that is not finite.
 
-    The first process writes RUN/metrics.jsonl, with step, epoch, samples, loss, lr, grad_norm, samples_per_second, time
-    and seconds_left. A resumed run first removes the lines of steps after its checkpoint. A signal to any of the
-    processes makes all save and stop after the current step.
+    The first process writes RUN/metrics.jsonl, a line per step. A resumed run first removes the lines of steps after
+    its checkpoint. A signal to any of the processes makes all save and stop after the current step.
     """
 
     def __init__(self, run: Path, stop: StopRequest) -> None:
         self._run, self._stop = run, stop
         self._last_line = time.monotonic()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._stop.saves = True
-        self._batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._first_step, self._started = state.global_step, time.monotonic()
         if state.is_world_process_zero:
             drop_records_after(self._run / METRICS_FILE, state.global_step)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         stops = torch.tensor(int(bool(self._stop.asked)), device=args.device)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(stops)
         if stops:
             control.should_save = control.should_training_stop = True
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        if not logs or "loss" not in logs:
+    def on_log(self, args: Any, state: Any, control: Any, **passed: Any) -> None:
+        logs = passed["logs"]
+        if "loss" not in logs:
             return  # the Trainer's summary at the end
-        step = state.global_step
-        for name in ("loss", "grad_norm"):
-            if not math.isfinite(logs.get(name, 0.0)):
-                line = f"step {step}: {name} is {logs[name]}: start again with a lower lr"
-                raise raised_by_all(args, DiffCLIPError(line))  # all processes have the same value
+        step, loss, norm = state.global_step, logs["loss"], logs.get("grad_norm")
+        if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
+            line = f"step {step}: loss is {loss}, grad_norm {norm}: start again with a lower lr"
+            raise raised_by_all(args, DiffCLIPError(line))  # all processes have the same values
         if not state.is_world_process_zero:
             return
         seconds = (time.monotonic() - self._started) / (step - self._first_step)  # of a step
-        remaining, rate = seconds * (state.max_steps - step), self._batch_size / seconds
+        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size  # of a step
         record = {
             "step": step,
             "epoch": state.epoch,
-            "samples": step * self._batch_size,
-            "loss": logs["loss"],
+            "samples": step * samples,
+            "loss": loss,
             "lr": logs["learning_rate"],
-            "grad_norm": logs.get("grad_norm"),
-            "samples_per_second": round(rate, 2),
+            "grad_norm": norm,
+            "samples_per_second": round(samples / seconds, 2),
             "time": round(time.time(), 3),
-            "seconds_left": round(remaining, 1),
+            "seconds_left": round(seconds * (state.max_steps - step), 1),
         }
         with explain_disk_errors(self._run / METRICS_FILE), (self._run / METRICS_FILE).open("a") as file:
             file.write(json.dumps(record) + "\n")
         if time.monotonic() - self._last_line > _LINE_EVERY or step == state.max_steps:
             self._last_line = time.monotonic()
             print(
-                f"{self._run}: step {step}/{state.max_steps}  loss {logs['loss']:.3f}  {rate:,.1f} samples/s  "
-                f"{duration(remaining)} left",
+                f"{self._run}: step {step}/{state.max_steps}  loss {loss:.3f}  {samples / seconds:,.1f} samples/s  "
+                f"{duration(record['seconds_left'])} left",
                 file=sys.stderr,
             )
