@@ -1,4 +1,6 @@
-"""Names of tasks, sets, metrics, maps and corruptions, with their labels for people. Imports nothing."""
+"""Names of tasks, sets, metrics, maps and corruptions, with their labels for people. Imports no package."""
+
+from typing import NamedTuple
 
 TASKS = {
     "zero-shot": "zero-shot",
@@ -43,49 +45,69 @@ DATASETS = {
     "scenes-segmentation": "scenes",
     "coco_mini": "COCO (80 images)",
 }
+
+
+class Metric(NamedTuple):
+    """A metric: its label; 1 if larger values are better, −1 if smaller ones are, 0 if neither; and the limits of its
+    values, (0, 1) for a share, which is shown in percent."""
+
+    label: str
+    better: int = 1
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+
+
 METRICS = {
-    "acc1": "top-1",
-    "acc5": "top-5",
-    "mean_per_class_recall": "mean per class",
-    "pair_accuracy": "pair accuracy",
-    "mean_per_pattern_accuracy": "pair accuracy, mean over patterns",
-    "statement_accuracy": "statement accuracy",
-    "group_match": "right matchings of a pair",
-    "mean_of_shifts": "mean of the shifts",
-    "mean_of_all": "mean of base and shifts",
-    "drop": "drop from base to shifts",
-    "score": "validation score",
-    "mean_recall": "mean recall",
-    "f1": "F1",
-    "yes_ratio": "answers yes",
-    "neither_ratio": "answers neither yes nor no",
-    "auroc": "area under ROC",
-    "ap": "average precision",
-    "inside": "share on the object",
-    "inside_over_area": "lift on the object",
-    "pointing": "pointing game",
-    "deletion_auc": "deletion (lower is better)",
-    "insertion_auc": "insertion",
-    "class_token": "share of the class token",
-    "top10": "share of the ten strongest patches",
-    "background10": "share of the ten strongest background patches",
-    "adversarial_accuracy": "accuracy under attack",
-    "noise_accuracy": "accuracy under noise",
-    "attack_success": "success of the attack",
-    "local_lipschitz": "local Lipschitz estimate",
-    "mean_iou": "mean IoU",
-    "pixel_accuracy": "pixel accuracy",
-    "sink_ratio": "sink ratio",
-    "sink_value_norm": "value norm at the sink",
-    "high_norm_share": "share of high-norm tokens",
-    "negative_weight": "share of negative weight",
-    "gradient_cosine": "cosine of the gradients of A1 and A2",
-    "lambda": "λ",
-    "map_correlation": "correlation of A1 and A2",
-    "noise_correlation": "correlation of the changes of A1 and A2 with noise",
-    "head_redundancy": "cosine of the heads' maps",
-    "output_redundancy": "cosine of the heads' outputs",
-    "step_seconds": "seconds per step",
-    "peak_memory": "peak memory (bytes)",
+    "acc1": Metric("top-1"),
+    "acc5": Metric("top-5"),
+    "mean_per_class_recall": Metric("mean per class"),
+    "pair_accuracy": Metric("pair accuracy"),
+    "mean_per_pattern_accuracy": Metric("pair accuracy, mean over patterns"),
+    "statement_accuracy": Metric("statement accuracy"),
+    "group_match": Metric("right matchings of a pair"),
+    "mean_of_shifts": Metric("mean of the shifts"),
+    "mean_of_all": Metric("mean of base and shifts"),
+    "drop": Metric("drop from base to shifts", -1),
+    "score": Metric("validation score"),
+    "mean_recall": Metric("mean recall"),
+    "f1": Metric("F1"),
+    "yes_ratio": Metric("answers yes", 0),
+    "neither_ratio": Metric("answers neither yes nor no", 0),
+    "auroc": Metric("area under ROC"),
+    "ap": Metric("average precision"),
+    "inside": Metric("share on the object"),
+    "inside_over_area": Metric("lift on the object", 1, None),
+    "pointing": Metric("pointing game"),
+    "deletion_auc": Metric("deletion (lower is better)", -1),
+    "insertion_auc": Metric("insertion"),
+    "class_token": Metric("share of the class token", 0),
+    "entropy": Metric("entropy", 0),
+    "effective_patches": Metric("effective patches", 0, None),
+    "top10": Metric("share of the ten strongest patches", 0),
+    "background10": Metric("share of the ten strongest background patches", -1),
+    "adversarial_accuracy": Metric("accuracy under attack"),
+    "noise_accuracy": Metric("accuracy under noise"),
+    "attack_success": Metric("success of the attack", -1),
+    "local_lipschitz": Metric("local Lipschitz estimate", -1, None),
+    "mean_iou": Metric("mean IoU"),
+    "pixel_accuracy": Metric("pixel accuracy"),
+    "sink_ratio": Metric("sink ratio", 0, None),
+    "sink_value_norm": Metric("value norm at the sink", 0, None),
+    "high_norm_share": Metric("share of high-norm tokens", 0),
+    "negative_weight": Metric("share of negative weight", 0),
+    "gradient_cosine": Metric("cosine of the gradients of A1 and A2", 0, (-1.0, 1.0)),
+    "lambda": Metric("λ", 1, None),
+    "map_correlation": Metric("correlation of A1 and A2", 0, (-1.0, 1.0)),
+    "noise_correlation": Metric("correlation of the changes of A1 and A2 with noise", 0, (-1.0, 1.0)),
+    "head_redundancy": Metric("cosine of the heads' maps", 0, (-1.0, 1.0)),
+    "output_redundancy": Metric("cosine of the heads' outputs", 0, (-1.0, 1.0)),
+    "step_seconds": Metric("seconds per step", 1, None),
+    "peak_memory": Metric("peak memory (bytes)", 1, None),
 }
+
+
+def metric_of(name: str) -> Metric:
+    """Look up a metric; an unknown name is a share of which more is better."""
+    return METRICS.get(name, Metric(name.replace("_", " ")))
+
+
 MAPS = {"A1_minus_A2": "A1 − A2", "centre prior": "center prior"}

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from diffclip.errors import InputError
-from diffclip.evaluation.features import Features
+from diffclip.evaluation.embed import Features
 from diffclip.evaluation.few_shot import (
     EPISODES,
     QUERIES,
@@ -108,7 +108,8 @@ def test_constant_features_score_zero():
 
 def test_too_few_classes_or_images_are_refused(both):
     train, test = both
-    scarce = train.take(torch.nonzero(train.labels != 2)[:, 0], "s/train")
+    rest = train.labels != 2
+    scarce = Features("s/train", train.values[rest], train.labels[rest])
     for learned, names, words in (
         (train, "abcd", "s/test: few-shot draws 5 classes per episode, but the set has 4"),
         (scarce, "abcdef", "s/train: class 'c' has 0 images, and 5 are needed to learn from: add"),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from diffclip.errors import InputError
 from diffclip.evaluation import linear_probe as module
 from diffclip.evaluation.averages import headline_metric
-from diffclip.evaluation.features import Features
+from diffclip.evaluation.embed import Features
 from diffclip.evaluation.linear_probe import Fit, fit_layer, fit_probe, search_cost, stratified_split
 
 

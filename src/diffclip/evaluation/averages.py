@@ -68,30 +68,24 @@ def _averages(records: Sequence[Record]) -> list[Record]:
     records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
     plain = [record for record in records if record.corruption is None and base_of(record.dataset) is None]
     accuracies = [record for record in records if record.task == "zero-shot" and record.metric == "acc1"]
-    panels = {
-        panel: [
-            record
-            for record in plain
-            if record.task == task and record.metric == (metric or headline_metric(record.dataset))
-        ]
-        for panel, (task, metric) in PANELS.items()
-    }
-    bases = panels["zero-shot"]
-    panels["zero-shot"] = [record for record in bases if record.dataset == _IMAGENET] or bases
-    averages = [
-        _mean(parts, SIX_TASKS, panel, AVERAGE, draw)
-        for panel, group in panels.items()
-        for draw, parts in _by_draw(group).items()
-    ]
+    averages, bases = list[Record](), list[Record]()
+    for panel, (task, metric) in PANELS.items():
+        parts = [one for one in plain if one.task == task]
+        parts = [one for one in parts if one.metric == (metric or headline_metric(one.dataset))]
+        if panel == "zero-shot":
+            bases = parts
+            parts = [base for base in bases if base.dataset == _IMAGENET] or bases
+        averages += [_mean(own, SIX_TASKS, panel, AVERAGE, draw) for draw, own in _by_draw(parts).items()]
     # first the bases with shifted sets, then those with corruptions
-    sets_of = [[shift for shift in accuracies if base_of(shift.dataset) == base.dataset] for base in bases]
-    copies_of = [
-        [copy for copy in accuracies if copy.corruption and copy.dataset == base.dataset] for base in bases
+    families = [(base, [one for one in accuracies if base_of(one.dataset) == base.dataset]) for base in bases]
+    families += [
+        (base, [one for one in accuracies if one.corruption and one.dataset == base.dataset])
+        for base in bases
     ]
-    shifted = [(base, shifts) for base, shifts in zip(bases * 2, sets_of + copies_of, strict=True) if shifts]
-    if shifted:  # the paper's panel is about one base
-        averages.append(_mean(shifted[0][1], SIX_TASKS, "out of domain", AVERAGE))
-    for base, shifts in shifted:
+    families = [(base, shifts) for base, shifts in families if shifts]
+    if families:  # the paper's panel is about one base
+        averages.append(_mean(families[0][1], SIX_TASKS, "out of domain", AVERAGE))
+    for base, shifts in families:
         mean = _mean(shifts, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
         whole = _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL)
         averages += [mean, whole, _drop(base, shifts, mean)]
@@ -103,29 +97,20 @@ def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
     sets: dict[tuple[str, str], dict[int | None, Record]] = {}
     for record in records:
         sets.setdefault((record.dataset, record.split), {})[record.draw] = record
-    draws = sorted({draw for by_draw in sets.values() for draw in by_draw if draw is not None})
-    if not draws:
-        return {None: list(records)} if records else {}
-    return {
-        draw: [by_draw[draw if draw in by_draw else None] for by_draw in sets.values()]
-        for draw in draws
-        if all(draw in by_draw or None in by_draw for by_draw in sets.values())
-    }
+    draws = sorted({record.draw for record in records if record.draw is not None}) or [None][: len(records)]
+    groups = {draw: [own.get(draw, own.get(None)) for own in sets.values()] for draw in draws}
+    return {draw: [one for one in own if one] for draw, own in groups.items() if all(own)}
 
 
 def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: int | None = None) -> Record:
     chances = [part.chance for part in parts if part.chance is not None]
     value = sum(_value(part) for part in parts) / len(parts)
-    below, above = _half_width(parts, upper=False), _half_width(parts, upper=True)
+    below, above = _half_widths(parts)
     names = tuple(map(_name, parts))
     templates = {part.templates for part in parts}
     fields: dict[str, Any] = {
-        "task": task,
-        "dataset": dataset,
-        "split": "test",
-        "metric": metric,
-        "draw": draw,
-        "of": names,
+        **{"task": task, "dataset": dataset, "split": "test", "metric": metric, "draw": draw, "of": names},
+        **dict.fromkeys(("classes", "corruption", "severity", "seconds")),
         "value": value,
         "count": sum(part.count for part in parts),
         "low": None if below is None else value - below / len(parts),
@@ -133,7 +118,6 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
         "chance": sum(chances) / len(parts) if len(chances) == len(parts) else None,
         "protocol": f"mean over {', '.join(names)}; intervals of the sets combined",
         "templates": templates.pop() if len(templates) == 1 else None,
-        **dict.fromkeys(("classes", "corruption", "severity", "seconds")),
     }
     return parts[0].model_copy(update=fields)
 
@@ -144,8 +128,7 @@ def _name(record: Record) -> str:
 
 
 def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
-    value = _value(base) - _value(mean)
-    low = high = None
+    value, low, high = _value(base) - _value(mean), None, None
     if base.low is not None and base.high is not None and mean.low is not None and mean.high is not None:
         same_images = all(images_of(shift.dataset) == images_of(base.dataset) for shift in shifts)
         join = sum if same_images else lambda halves: math.hypot(*halves)
@@ -160,13 +143,14 @@ def _value(record: Record) -> float:
     return record.value or 0.0  # `with_averages` has left out records without a value
 
 
-def _half_width(parts: Sequence[Record], upper: bool) -> float | None:
-    """Return one half of the interval of the sum; None if a part has no interval."""
-    sums: dict[tuple[str, str], float] = {}
+def _half_widths(parts: Sequence[Record]) -> tuple[float, float] | tuple[None, None]:
+    """Return the lower and the upper half of the interval of the sum; None if a part has no interval."""
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
     for part in parts:
         if part.low is None or part.high is None:
-            return None
+            return None, None
         images = images_of(part.dataset), part.split
-        half = part.high - _value(part) if upper else _value(part) - part.low
-        sums[images] = sums.get(images, 0.0) + half
-    return math.hypot(*sums.values())
+        below, above = sums.get(images, (0.0, 0.0))
+        sums[images] = below + (_value(part) - part.low), above + (part.high - _value(part))
+    below, above = (math.hypot(*halves) for halves in zip(*sums.values(), strict=True))
+    return below, above

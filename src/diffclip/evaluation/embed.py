@@ -1,6 +1,9 @@
-"""Embed images and texts at unit length, in batches, without gradients; and `Setting`, the input of a task.
+"""`Setting`, the input of a task, and the embeddings and features that tasks share.
 
-Shapes: N images, M texts, B a batch, S image size, L context length, D joint width.
+Embeddings have unit length. A feature is the class token after the final norm, before the projection into the joint
+space (768 wide in a ViT-B), not scaled. Both are float32.
+
+Shapes: N images, M texts, B a batch, S image size, D joint width, W vision width.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
+from diffclip.data.published_sets import parts_of
 from diffclip.data.workers import Progress
-from diffclip.errors import Fault, NotFiniteError
+from diffclip.errors import Fault, InputError, NotFiniteError
+from diffclip.evaluation.corruptions import CorruptedTransform
+from diffclip.evaluation.suite import TRAIN
 from diffclip.model import CLIP
 from diffclip.preprocess import Transform
 from diffclip.tokenizer import Tokenizer
@@ -37,26 +43,19 @@ def evaluation_mode(model: CLIP) -> Iterator[None]:
 
 def embed_images(model: CLIP, images: Tensor) -> Tensor:
     """Embed a batch of normalized images [B, 3, S, S]: [B, D], unit length, float32, on the model's device."""
-    weight = next(iter(model.parameters()))
-    images = images.to(weight.device, weight.dtype, non_blocking=True)
-    return F.normalize(model.encode_image(images).float(), dim=-1)
+    return _encode_images(model, images)[1]
 
 
-def tokens_and_embeddings(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Encode a batch of normalized images [B, 3, S, S] once, for tasks on either side of the projection.
-
-    Returns:
-        The class tokens before the projection [B, W], or the features of another library's model, in float32 on the
-        CPU; and what `embed_images` returns.
-    """
+def _encode_images(model: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features [B, W] of images, and their embeddings [B, D]."""
     weight = next(iter(model.parameters()))
     images = images.to(weight.device, weight.dtype, non_blocking=True)
     if isinstance(model, CLIP):
         tokens = model.visual(images)
-        features = tokens @ model.image_projection
+        embeddings = tokens @ model.image_projection
     else:  # of another library: its features are all that it has
-        tokens = features = model.encode_image(images)
-    return tokens.float().cpu(), F.normalize(features.float(), dim=-1)
+        tokens = embeddings = model.encode_image(images)
+    return tokens.float(), F.normalize(embeddings.float(), dim=-1)
 
 
 def embed_texts(
@@ -83,11 +82,7 @@ def embed_texts(
 
 
 def check_embeddings(features: Tensor, kind: str) -> Tensor:
-    """Return the embeddings [N, D] of `kind` ("images", "texts") unchanged.
-
-    Raises:
-        NotFiniteError: an embedding is not finite.
-    """
+    """Return the embeddings [N, D] of `kind` ("images", "texts"), or raise `NotFiniteError`."""
     broken = int((~features.isfinite()).any(1).sum())
     if broken:
         raise NotFiniteError(
@@ -121,10 +116,10 @@ def fill_template(template: str, name: str) -> str:
 
 
 class Encoded(NamedTuple):
-    """The n images of a set that can be read: class tokens before the projection [n, W], embeddings of unit length
-    [n, D], the position of each in the set, and the broken images."""
+    """The n images of a set that can be read: features [n, W] on the CPU, embeddings [n, D] and positions in the set;
+    and the broken images."""
 
-    tokens: Tensor
+    features: Tensor
     embeddings: Tensor
     positions: list[int]
     faults: tuple[Fault, ...]
@@ -147,7 +142,7 @@ class Setting(Generic[AnySet]):
         init: the initialization of the untrained model in `focus`.
         templates: of the zero-shot classifier; None: the set's own.
         pool: in retrieval, the number of images to choose from: the set is split into pools of so many. None: all.
-        features: cache of `encoded` by set, split and preparation, shared by the tasks of one model.
+        cache: results of `encoded` by set, split and preparation, shared by the tasks of one model.
     """
 
     model: Any
@@ -163,7 +158,7 @@ class Setting(Generic[AnySet]):
     init: str = "matched"
     templates: Sequence[str] | None = None
     pool: int | None = None
-    features: dict[str, Encoded] = field(default_factory=dict)
+    cache: dict[str, Encoded] = field(default_factory=dict)
 
     @property
     def prompts(self) -> Sequence[str]:
@@ -180,25 +175,22 @@ class Setting(Generic[AnySet]):
     def encoded(self, data: EvaluationSet | None = None) -> Encoded:
         """Encode the images of a set (None: the tested one) that can be read, once for all tasks of a model."""
         data = data or self.data
-        key = json.dumps(
-            [data.identity, self.preprocess.identity, self.preprocess.preprocess.model_dump(mode="json")]
-        )
-        if key not in self.features:
-            tokens: list[Tensor] = []
-            embeddings: list[Tensor] = []
-            positions: list[int] = []
+        preparation = self.preprocess.preprocess.model_dump(mode="json")
+        key = json.dumps([data.identity, self.preprocess.identity, preparation])
+        if key not in self.cache:
+            features, embeddings, positions = list[Tensor](), list[Tensor](), list[int]()
             with evaluation_mode(self.model):
                 for batch in data.batches(self.preprocess, self.batch_size, self.workers):
-                    class_tokens, embedded = tokens_and_embeddings(self.model, batch.images)
-                    tokens.append(class_tokens)
+                    batch_features, embedded = _encode_images(self.model, batch.images)
+                    features.append(batch_features.cpu())
                     embeddings.append(embedded)
                     positions += batch.positions
                     if self.progress:
                         self.progress(f"{data.split} images", len(batch.positions), len(data))
             # clones, because tensors of inference mode cannot be trained on
-            parts = (torch.cat(tokens).clone(), check_embeddings(torch.cat(embeddings), "images").clone())
-            self.features[key] = Encoded(*parts, positions, tuple(data.faults))
-        found = self.features[key]
+            parts = (torch.cat(features).clone(), check_embeddings(torch.cat(embeddings), "images").clone())
+            self.cache[key] = Encoded(*parts, positions, tuple(data.faults))
+        found = self.cache[key]
         self.data.faults = list(dict.fromkeys([*self.data.faults, *found.faults]))
         return found
 
@@ -211,3 +203,71 @@ class Setting(Generic[AnySet]):
         """Build the zero-shot classifier of the set's classes, [D, K]."""
         names = self.data.classnames
         return build_classifier(self.model, self.tokenizer, names, self.prompts, progress=self.progress)
+
+    def train_and_test(self, task: str) -> tuple[Features, Features]:
+        """Compute the features of the set's split `train`, and of the tested split."""
+        data = self.data
+        if parts_of(data.split)[0] == TRAIN:
+            raise InputError(
+                f"{task} learns from the split {TRAIN}: give another one to test on, as --split test"
+            )
+        train = data.beside(TRAIN)
+        if train is None:
+            raise InputError(f"{data.name} has no {TRAIN} split, which {task} learns from: add its shards")
+        return self.features(train), self.features(data)
+
+    def features(self, data: EvaluationSet) -> Features:
+        """Compute the features of a split of the set; its broken images join the faults of the tested split."""
+        if data.classnames != self.data.classnames:
+            # shards and the publisher's files may number the same classes in another order
+            raise InputError(
+                f"{data.name}: {data.split} and {self.data.split} have different classes: "
+                "use shards or files for both"
+            )
+        if isinstance(self.preprocess, CorruptedTransform):
+            raise InputError(
+                "corruptions shift test images, and this task learns from clean ones: "
+                "use them with zero-shot, retrieval, mmvp or focus"
+            )
+        encoded = self.encoded(data)
+        labels = torch.tensor([data.labels[position] for position in encoded.positions])
+        return Features(f"{data.name}/{data.split}", encoded.features, labels)
+
+    @property
+    def feature_kind(self) -> str:
+        """What the features are, for the protocol of a record."""
+        is_clip = isinstance(self.model, CLIP)
+        return "class token before the projection" if is_clip else "the encoder's features"
+
+
+class Features(NamedTuple):
+    """Features [N, W] of labeled images, their classes int64 [N], and the name of their split for messages."""
+
+    name: str
+    values: Tensor
+    labels: Tensor
+
+    def check(self, classnames: Sequence[str], least: int, purpose: str) -> None:
+        """Raise `InputError` for a class with fewer than `least` images."""
+        counts = torch.bincount(self.labels, minlength=len(classnames)).tolist()
+        short = [
+            f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least
+        ]
+        if short:
+            note = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
+            raise InputError(
+                f"{self.name}: class {short[0]} images{note}, and {least} are needed {purpose}: add some, or leave "
+                "the class out of the set"
+            )
+
+
+@contextmanager
+def one_thread(alone: bool = True) -> Iterator[None]:
+    """Compute on one CPU thread inside, if `alone`: for many short steps, sharing work takes longer than doing it."""
+    threads = torch.get_num_threads()
+    try:
+        if alone:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(threads)

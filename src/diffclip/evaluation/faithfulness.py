@@ -10,7 +10,7 @@ Shapes: n items, O orders, P patches, K texts, B images, S image size, D joint w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -56,16 +56,15 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     areas: dict[tuple[str, str], list[Tensor]] = {}
     for batch in setting.batches():
         items = [
-            (row, position, truth)
+            (row, position, index[text])
             for row, position in enumerate(batch.positions)
-            for truth in _truths(setting, position, grid, index)
+            for text in _true_texts(setting, position, grid)
         ]
         for start in range(0, len(items), at_once):
             rows, positions, truths = zip(*items[start : start + at_once], strict=True)
             images, truth = batch.images[list(rows)].to(texts), torch.tensor(truths, device=texts.device)
             maps = _maps(model, images, texts[truth], positions, grid)
-            part_areas = _areas(model, images, texts, truth, maps, setting.batch_size)
-            for key, values in part_areas.items():
+            for key, values in _areas(model, images, texts, truth, maps, setting.batch_size).items():
                 areas.setdefault(key, []).append(values)
             owners += positions
     if not owners:
@@ -74,8 +73,8 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     clusters = np.array(owners) if isinstance(data, MaskedSet) else None
     scores: list[Score] = []
     for (metric, order), outcomes in hits.items():
-        chance = float(hits[metric, RANDOM].mean())
-        scores += with_facts([mean_score(metric, outcomes, chance, clusters)], map=order)
+        score = mean_score(metric, outcomes, float(hits[metric, RANDOM].mean()), clusters)
+        scores += with_facts([score], map=order)
     method = (
         f"{grid}×{grid} patches in {STEPS} steps, replaced by the mean of the statistics, the most relevant first; "
         f"probability of the true text among {len(words)}; relevance (Chefer et al.) and Grad-ECLIP of the last layer, "
@@ -84,12 +83,11 @@ def faithfulness(setting: Setting[EvaluationSet]) -> list[Score]:
     return with_facts(scores, protocol=method, classes=len(words))
 
 
-def _truths(setting: Setting[EvaluationSet], position: int, grid: int, index: Mapping[str, int]) -> list[int]:
-    """Return the numbers of the true texts of an image: its class, or the texts of the objects that the model sees."""
+def _true_texts(setting: Setting[EvaluationSet], position: int, grid: int) -> Iterable[str]:
+    """Return the true texts of an image: its class, or the texts of the objects that the model sees."""
     if not isinstance(setting.data, MaskedSet):
-        return [setting.data.labels[position]]
-    texts, _ = texts_in_view(setting, position, grid)
-    return list(dict.fromkeys(index[text] for text in texts))
+        return [setting.data.classnames[setting.data.labels[position]]]
+    return dict.fromkeys(texts_in_view(setting, position, grid)[0])
 
 
 def _maps(
@@ -121,11 +119,8 @@ def _areas(
     curves = _probabilities(model, images, texts, truth, masks, at_once)
     blank, whole, rest = curves[:, :1], curves[:, 1:2], curves[:, 2:].view(count, 2, orders, -1)
     areas = (rest.sum(-1) + (blank + whole)[:, None] / 2) / STEPS
-    return {
-        (metric, name): areas[:, kind, order]
-        for kind, metric in enumerate(("insertion_auc", "deletion_auc"))
-        for order, name in enumerate(maps)
-    }
+    metrics = enumerate(("insertion_auc", "deletion_auc"))
+    return {(name, map): areas[:, kind, order] for kind, name in metrics for order, map in enumerate(maps)}
 
 
 def _probabilities(

@@ -17,8 +17,7 @@ from torch import Tensor
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.data.workers import Progress
 from diffclip.errors import InputError
-from diffclip.evaluation.embed import Setting
-from diffclip.evaluation.features import Features, describe_features, one_thread, train_and_test
+from diffclip.evaluation.embed import Features, Setting, one_thread
 from diffclip.evaluation.scores import Score, with_facts
 from diffclip.evaluation.statistics import mean_interval
 
@@ -29,12 +28,12 @@ _EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide, which fit into a core's cac
 
 def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `acc1` over episodes that learn from the split `train`."""
-    train, test = train_and_test(setting, "few-shot")
+    train, test = setting.train_and_test("few-shot")
     names = setting.data.classnames
     score = score_episodes(train, test, names, setting.draw, setting.progress)
     method = (
         f"{EPISODES} episodes of {WAY} classes, {SHOT} train images and up to {QUERIES} queries each; "
-        f"{describe_features(setting.model)}, less the mean of the supports, unit length; nearest prototype, "
+        f"{setting.feature_kind}, less the mean of the supports, unit length; nearest prototype, "
         "ties count against"
     )
     return with_facts([score], protocol=method, classes=len(names), draw=setting.draw)

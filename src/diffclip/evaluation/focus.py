@@ -20,8 +20,7 @@ from torch import Tensor
 from diffclip.data.masks import MaskedSet
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, check_embeddings
-from diffclip.evaluation.scores import MapMetric, Score, by_layer, map_scores, with_facts
-from diffclip.evaluation.statistics import SHARE, Bounds
+from diffclip.evaluation.scores import DIFFERENCE, MapMetric, Score, by_layer, map_scores, with_facts
 from diffclip.maps import measures
 from diffclip.maps.attention import map_correlation, patch_grid, patch_part, rollout
 from diffclip.maps.recording import images_at_once, recording
@@ -31,11 +30,9 @@ from diffclip.model import CLIP
 OWN_MINUS_OTHER = "own minus other text"
 IN_GRAPH = "relevance, norm in the graph"
 CENTER_PRIOR, UNTRAINED = "centre prior", "untrained"
-DIFFERENCE = "A1_minus_A2"
 _SEED = 0
 _COMPARED = ("entropy", "inside", "top10")
 _CORRELATION = "map_correlation"
-_NOT_SHARES = ("inside_over_area", "effective_patches")
 
 _Image = tuple[int, Tensor, list[str], NDArray[np.float64]]
 """Position in the set, image [3, S, S], texts, and the coverage of the object of each text [texts, h, w]."""
@@ -94,9 +91,9 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
 
     def chance(key: MapMetric) -> float:
         # between two uniform maps there is no difference
-        return 0.0 if _is_signed(key) else uniform[key.metric]
+        return 0.0 if key.map == DIFFERENCE or key.metric == _CORRELATION else uniform[key.metric]
 
-    scores = map_scores(table, chance, _bounds, np.array(positions)[order])
+    scores = map_scores(table, chance, np.array(positions)[order])
     wording = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
         wording += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
@@ -215,13 +212,3 @@ def _by_head(map: str, values: Mapping[str, Tensor]) -> dict[MapMetric, Tensor]:
     for name, heads in values.items():
         table |= by_layer(map, name, heads.mean((1, 2)), heads.mean(2), heads)
     return table
-
-
-def _is_signed(key: MapMetric) -> bool:
-    return key.map == DIFFERENCE or key.metric == _CORRELATION
-
-
-def _bounds(key: MapMetric) -> Bounds:
-    if _is_signed(key):
-        return -1.0, 1.0
-    return None if key.metric in _NOT_SHARES else SHARE

@@ -23,14 +23,7 @@ from diffclip.data.published_sets import parts_of
 from diffclip.data.workers import Progress
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import headline_metric
-from diffclip.evaluation.embed import Setting
-from diffclip.evaluation.features import (
-    Features,
-    describe_features,
-    one_thread,
-    read_features,
-    train_and_test,
-)
+from diffclip.evaluation.embed import Features, Setting, one_thread
 from diffclip.evaluation.lbfgs import Vector, minimize
 from diffclip.evaluation.metrics import classification_ranks, hits_at, mean_per_class
 from diffclip.evaluation.scores import Score, accuracy_scores, with_facts
@@ -68,19 +61,20 @@ def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
     chosen on a fifth of `train`.
     """
     data = setting.data
-    train, test = train_and_test(setting, "linear-probe")
+    train, test = setting.train_and_test("linear-probe")
     splits = (data.beside(name) for name in VALIDATION if name != parts_of(data.split)[0])
     validation_set = next((split for split in splits if split is not None), None)
     if validation_set is None:
         learned, held = stratified_split(train.labels, setting.draw)
-        validation, train = train.take(held, f"{train.name}, held out"), train.take(learned, train.name)
+        validation = Features(f"{train.name}, held out", train.values[held], train.labels[held])
+        train = Features(train.name, train.values[learned], train.labels[learned])
     else:
-        validation = read_features(setting, validation_set)
+        validation = setting.features(validation_set)
     metric = headline_metric(data.name)
     scores, cost, fits = fit_probe(train, validation, test, data.classnames, metric, setting.progress)
     stopped = sum(fit.iterations >= MAX_ITERATIONS for fit in fits)
     method = (
-        f"{describe_features(setting.model)}; L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
+        f"{setting.feature_kind}; L-BFGS, un-squared L2 penalty; cost chosen by {metric} on "
         f"{validation_set.split if validation_set else 'a stratified fifth of train'} ({cost:.4g}); "
         f"fitted again on both, {len(train.labels) + len(validation.labels)} images; "
         f"{stopped} of {len(fits)} fits stopped after {MAX_ITERATIONS} iterations; ties count against"

@@ -24,7 +24,6 @@ from diffclip.attention.module import AttentionMaps
 from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.evaluation.embed import Setting, check_embeddings
 from diffclip.evaluation.scores import MapMetric, Score, by_layer, map_scores, with_facts
-from diffclip.evaluation.statistics import SHARE, Bounds
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.maps import measures
 from diffclip.maps.attention import map_correlation, patch_grid, patch_part
@@ -39,12 +38,6 @@ _UNIFORM = {
     **dict.fromkeys((SINK_RATIO, "sink_value_norm", "entropy", "head_redundancy"), 1.0),
     **dict.fromkeys(("map_correlation", "noise_correlation"), 0.0),
 }
-_SIGNED = ("map_correlation", "noise_correlation", "gradient_cosine", "head_redundancy", "output_redundancy")
-_BOUNDS: dict[str, Bounds] = {
-    **dict.fromkeys(("entropy", "high_norm_share", "negative_weight"), SHARE),
-    **dict.fromkeys(_SIGNED, (-1.0, 1.0)),
-}
-
 _Measures = dict[tuple[str | None, str], Tensor]  # by map and metric; map None: it belongs to no single map
 
 
@@ -75,8 +68,7 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
         values = torch.cat(batches)
         layers = values.mean(2) if values.ndim == 3 else values
         metrics |= by_layer(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
-    uniform, bounds = (lambda key: _UNIFORM.get(key.metric)), (lambda key: _BOUNDS.get(key.metric))
-    scores = [_ratio(score) for score in map_scores(metrics, uniform, bounds)]
+    scores = [_ratio(score) for score in map_scores(metrics, lambda key: _UNIFORM.get(key.metric))]
     method = (
         "vision tower, all tokens; means over layers and heads unless one is named; high norm: above "
         f"{HIGH_NORM:g} times the median patch; gradients of the cosine of image and own text; noise: "

@@ -1,9 +1,8 @@
 """Zero-shot classification and retrieval metrics as pure functions on embeddings.
 
 Every metric comes from ranks: the number of wrong answers that score at least as high as the right answer. Ties and NaN
-therefore count against the model, and a model with one answer for everything is never right. Scores are computed a few
-rows at a time, so memory is linear in the size of the set, not quadratic. Names are those of CLIP_benchmark
-(github.com/LAION-AI/CLIP_benchmark, `clip_benchmark/metrics`), and without ties, values are too.
+therefore count against the model. Scores are computed a few rows at a time, so memory is linear in the size of the set.
+Names, and values without ties, are those of CLIP_benchmark (github.com/LAION-AI/CLIP_benchmark).
 
 Shapes: N images, M texts, K classes, D joint width.
 """
@@ -69,15 +68,14 @@ def hits_at(ranks: Tensor, k: int) -> Tensor:
     return (ranks[ranks != NOT_ASKED] < k).double()
 
 
-def recall_at(ranks: Tensor, k: int) -> float:
-    """Share of the items whose right answer is among the top `k`; NaN when no item was asked."""
-    return float(hits_at(ranks, k).mean())
-
-
 def retrieval_metrics(text_to_image: Tensor, image_to_text: Tensor) -> dict[str, float]:
-    """`image_retrieval_recall@k` (mean over captions) and `text_retrieval_recall@k` (over images)."""
-    return {f"image_retrieval_recall@{k}": recall_at(text_to_image, k) for k in RECALL_AT} | {
-        f"text_retrieval_recall@{k}": recall_at(image_to_text, k) for k in RECALL_AT
+    """`image_retrieval_recall@k` (mean over captions) and `text_retrieval_recall@k` (over images); NaN if no item was
+    asked."""
+    ranks = {"image": text_to_image, "text": image_to_text}
+    return {
+        f"{kind}_retrieval_recall@{k}": float(hits_at(own, k).mean())
+        for kind, own in ranks.items()
+        for k in RECALL_AT
     }
 
 

@@ -31,7 +31,6 @@ _IN_TABLE = (
     *("low", "high", "steps"),
 )
 """The columns of a CSV file, beside the key of the protocol. Columns without any value are left out."""
-_NOT_IN_TABLE = ("weights", "seconds", "layer", "head")
 Line = TypeVar("Line", bound=BaseModel)
 
 
@@ -130,32 +129,30 @@ def write_table(folder: Path, records: Iterable[Record]) -> None:
     for record in records:
         if record.layer is not None or record.head is not None:
             continue
-        fields = record.model_dump(mode="json", exclude=set(_NOT_IN_TABLE))
-        shared = {
-            name: value for name, value in fields.items() if name not in _IN_TABLE and value is not None
-        }
+        fields = record.model_dump(mode="json", exclude={"weights", "seconds"}, exclude_none=True)
+        shared = {name: value for name, value in fields.items() if name not in _IN_TABLE}
         content = json.dumps(shared, sort_keys=True)
         if content not in keys:
             number = sum(key.startswith(f"{record.task}-") for key in protocols) + 1
             keys[content] = f"{record.task}-{number}"
             protocols[keys[content]] = shared
-        rows.append({name: _digits(fields[name]) for name in _IN_TABLE} | {"protocol": keys[content]})
-    used = [name for name in (*_IN_TABLE, "protocol") if any(row[name] != "" for row in rows)]
+        row = {name: _digits(value) for name, value in fields.items() if name in _IN_TABLE}
+        rows.append(row | {"protocol": keys[content]})
     table = io.StringIO()
-    writer = csv.DictWriter(table, used, extrasaction="ignore", lineterminator="\n")
+    used = [name for name in (*_IN_TABLE, "protocol") if any(name in row for row in rows)]
+    writer = csv.DictWriter(table, used, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     # the table last: without its protocols a table cannot be read
-    write_text(
-        folder / PROTOCOLS_FILE, yaml.safe_dump(protocols, sort_keys=False, allow_unicode=True, width=1000)
-    )
+    text = yaml.safe_dump(protocols, sort_keys=False, allow_unicode=True, width=1000)
+    write_text(folder / PROTOCOLS_FILE, text)
     write_text(folder / TABLE_FILE, table.getvalue())
 
 
 def _digits(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() else f"{value:.6g}"
-    return "" if value is None else value
+    return value
 
 
 def read_records(path: str | Path) -> list[Record]:
@@ -164,13 +161,16 @@ def read_records(path: str | Path) -> list[Record]:
     Raises:
         InputError: the file cannot be read, or a line is not a record (with file, line and field).
     """
-    if Path(path).suffix == ".csv":
-        return _read_table(Path(path))
-    return parse_lines(read_text(Path(path)).split("\n"), Record, path, "record")
-
-
-def _read_table(path: Path) -> list[Record]:
+    path = Path(path)
     text = read_text(path)
+    return (
+        _parse_table(path, text)
+        if path.suffix == ".csv"
+        else parse_lines(text.split("\n"), Record, path, "record")
+    )
+
+
+def _parse_table(path: Path, text: str) -> list[Record]:
     if not text.strip():  # a study without a finished run
         return []
     missing = {"model", "task", "metric", "value", "protocol"} - set(next(csv.reader(text.splitlines()), ()))
@@ -187,50 +187,33 @@ def _read_table(path: Path) -> list[Record]:
         given = {name: value for name, value in row.items() if value not in ("", None)}
         absent: dict[str, Any] = dict.fromkeys(("value", "low", "high", "seed"))
         absent["weights"] = "-s".join(given[name] for name in ("model", "seed") if name in given)
-        try:
-            records.append(Record.model_validate(absent | protocols[key] | given))
-        except ValidationError as error:
-            raise InputError(f"{path}, line {number} is not a record: {explain(error)}") from error
+        records.append(
+            _validated(Record, absent | protocols[key] | given, f"{path}, line {number}", "record")
+        )
     return records
 
 
 def parse_lines(lines: Iterable[str], kind: type[Line], path: str | Path, noun: str) -> list[Line]:
     """Parse JSON lines and skip empty ones; raise `InputError` with line and field if a line is not a `noun`."""
-    parsed = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                parsed.append(kind.model_validate_json(line))
-            except ValidationError as error:
-                raise InputError(f"{path}, line {number} is not a {noun}: {explain(error)}") from error
-    return parsed
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    return [_validated(kind, line, f"{path}, line {number}", noun) for number, line in numbered]
 
 
-def record_files(paths: Iterable[str | PathLike[str]]) -> list[Path]:
-    """List the record files: each path that is a file, and every `results.jsonl` and `results.csv` in or below a path
-    that is a folder.
-
-    Raises:
-        InputError: a path does not exist, or a folder holds no results.
-    """
-    files: list[Path] = []
-    for path in map(Path, paths):
-        matches = _files_below(path) if path.is_dir() else [path]
-        if not matches:
-            raise InputError(
-                f"{path} holds no {RESULTS_FILE} or {TABLE_FILE}: evaluate a model first, see `diffclip evaluate`"
-            )
-        files += matches
-    return list(dict.fromkeys(files))
+def _validated(kind: type[Line], content: Any, place: str, noun: str) -> Line:
+    """Validate JSON or a mapping; raise `InputError` with the place and the field if it is not a `noun`."""
+    try:
+        if isinstance(content, str):
+            return kind.model_validate_json(content)
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{place} is not a {noun}: {explain(error)}") from error
 
 
-def has_records(folder: Path) -> bool:
-    """Tell whether there is a record file in or below a folder."""
-    return bool(_files_below(folder))
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return sorted(file for name in (RESULTS_FILE, TABLE_FILE) for file in folder.rglob(name))
+def record_files(path: Path) -> list[Path]:
+    """List every `results.jsonl` and `results.csv` in or below a folder; a path that is no folder stands for itself."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for name in (RESULTS_FILE, TABLE_FILE) for file in path.rglob(name))
 
 
 def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> pd.DataFrame:
@@ -241,11 +224,18 @@ def load_records(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> 
             is loaded.
 
     Raises:
-        InputError: as `read_records` and `record_files`; pandas is not installed.
+        InputError: as `read_records`; a path does not exist or is a folder without results; pandas is not installed.
     """
     require_group("report", "pandas")
-    sources = [paths] if isinstance(paths, (str, PathLike)) else paths
-    return records_table(record for path in record_files(sources) for record in read_records(path))
+    files: dict[Path, None] = {}
+    for path in map(Path, [paths] if isinstance(paths, (str, PathLike)) else paths):
+        found = record_files(path)
+        if not found:
+            raise InputError(
+                f"{path} holds no {RESULTS_FILE} or {TABLE_FILE}: evaluate a model first, see `diffclip evaluate`"
+            )
+        files |= dict.fromkeys(found)
+    return records_table(record for file in files for record in read_records(file))
 
 
 def records_table(records: Iterable[Record]) -> pd.DataFrame:

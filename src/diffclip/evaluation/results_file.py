@@ -1,14 +1,15 @@
-"""A file of records that grows task by task, and two files beside it: outcomes of items, and stamps to resume from.
+"""A file of records that grows task by task, with a file beside it to compare by item and to resume from.
 
 Beside `results.jsonl`, `results.outcomes.npz` holds the outcome of each item (for paired comparisons of two trained
-models). `results.stamps.json` says what each finished task was measured on. Files are written completely or not at all.
+models), a stamp of what each finished task was measured on, and the folders of sets. Files are written completely or
+not at all.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
 from diffclip.evaluation.scores import Score
-from diffclip.files import hold_lock, write_atomically, write_text
+from diffclip.files import hold_lock, write_atomically
 
 _MEASUREMENT = (
     *("model", "weights", "seed", "task", "dataset"),
@@ -46,13 +47,8 @@ def outcome_key(record: Record) -> str:
 
 def read_outcomes(records: Path) -> dict[str, Outcomes] | None:
     """Read the outcomes beside a file of records, by `outcome_key`; None if the file is missing or damaged."""
-    try:
-        with np.load(_beside(records, ".outcomes.npz"), allow_pickle=False) as data:
-            keys = json.loads(data["keys"].tobytes())
-            return {key: Outcomes(data[f"hits{i}"], data.get(f"clusters{i}")) for i, key in enumerate(keys)}
-    # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records are valid without outcomes
-    except Exception:
-        return None
+    found = _read_side_file(records)
+    return found and found[0]
 
 
 class ResultsFile:
@@ -84,14 +80,9 @@ class ResultsFile:
     def _read(self) -> None:
         if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
-            outcomes = read_outcomes(self.path)
-            self.outcomes, self._stamps = outcomes or {}, {}
-            # without stamps, all tasks are measured again: also if the outcomes are missing or damaged
-            with suppress(OSError, ValueError, TypeError):
-                if outcomes is not None:
-                    stamps = dict(json.loads(_beside(self.path, ".stamps.json").read_text("utf-8")))
-                    self._folders = stamps.pop("folders", {}) | self._folders
-                    self._stamps = stamps
+            # without stamps, all tasks are measured again
+            self.outcomes, self._stamps, folders = _read_side_file(self.path) or ({}, {}, {})
+            self._folders = folders | self._folders
 
     @property
     def records(self) -> list[Record]:
@@ -102,13 +93,13 @@ class ResultsFile:
     def name_set(self, name: str, folder: Path) -> str:
         """Return the name of a set in these results: `name`, after the names of parent folders if another folder's set
         has it already."""
-        place = folder.resolve()
-        for parent in place.parents:
-            known = self._folders.setdefault(name, str(place))
-            if known == str(place) or not Path(known).exists():
+        folder = folder.resolve()
+        for parent in folder.parents:
+            known = self._folders.setdefault(name, str(folder))
+            if known == str(folder) or not Path(known).exists():
                 break
             name = f"{parent.name}/{name}"
-        self._folders[name] = str(place)
+        self._folders[name] = str(folder)
         return name
 
     def find(self, stamp: str, draw: int | None = None) -> list[Record]:
@@ -125,60 +116,68 @@ class ResultsFile:
         Args:
             stamp: identifies what the task was measured on, for `find`; all draws share it.
             facts: fields of the records that the scores do not have: the model's, and `seconds`.
+
+        Raises:
+            UnwritableResultsError: a file cannot be written.
         """
         records = [score.record(**facts) for score in scores]
         key, measurement = _key(records[0], *_TASK), _key(records[0], *_MEASUREMENT)
-        with (
-            nullcontext() if self.path is None else hold_lock(self.path.with_name(f".{self.path.name}.lock"))
-        ):
+        path = self.path
+        with nullcontext() if path is None else hold_lock(path.with_name(f".{path.name}.lock")):
             self._read()
             draws = [record for record in self._records if _key(record, *_MEASUREMENT) == measurement]
             outdated = {task for record in draws if self._stamps.get(task := _key(record, *_TASK)) != stamp}
-            for task in outdated:
-                self._stamps.pop(task, None)
-            if outdated:
-                self.replaced += 1
-                self._write_stamps()  # if killed before the end, the old stamp must not stand for the new records
-            kept = []
-            for record in self._records:
-                if _key(record, *_TASK) in {key, *outdated}:
-                    self.outcomes.pop(outcome_key(record), None)
-                else:
-                    kept.append(record)
+            kept = [record for record in self._records if _key(record, *_TASK) not in {key, *outdated}]
+            names = {outcome_key(record) for record in kept}
             self._records = kept + records
+            self.outcomes = {name: own for name, own in self.outcomes.items() if name in names}
             for record, score in zip(records, scores, strict=True):
                 if score.hits is not None:
                     self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
-            self._stamps[key] = stamp
-            if self.path is not None:
+            self._stamps = {task: own for task, own in self._stamps.items() if task not in outdated}
+            self.replaced += bool(outdated)
+            if path is not None:
                 try:
-                    self._write(self.path)
+                    if outdated:  # if killed before the end, an old stamp must not stand for the new records
+                        self._write_side_file(path)
+                    write_records(path, self.records)
+                    self._stamps[key] = stamp
+                    self._write_side_file(path)
                 except (OSError, InputError) as error:
                     raise UnwritableResultsError(
                         f"{error}; earlier results are kept: run the command again when there is space"
                     ) from error
+        self._stamps[key] = stamp
         return records
 
-    def _write(self, path: Path) -> None:
-        arrays: dict[str, Any] = {"keys": np.frombuffer(json.dumps(list(self.outcomes)).encode(), np.uint8)}
+    def _write_side_file(self, path: Path) -> None:
+        index = {"outcomes": list(self.outcomes), "stamps": self._stamps, "folders": self._folders}
+        arrays: dict[str, Any] = {"index": np.frombuffer(json.dumps(index).encode(), np.uint8)}
         for i, outcomes in enumerate(self.outcomes.values()):
             arrays[f"hits{i}"] = outcomes.hits
             if outcomes.clusters is not None:
                 arrays[f"clusters{i}"] = outcomes.clusters
-        with write_atomically(_beside(path, ".outcomes.npz")) as temporary, temporary.open("wb") as handle:
+        with write_atomically(_side_file(path)) as temporary, temporary.open("wb") as handle:
             np.savez_compressed(handle, **arrays)
-        write_records(path, self.records)
-        # last, so that a stamp never stands for records that were not written
-        self._write_stamps()
-
-    def _write_stamps(self) -> None:
-        if self.path is not None:
-            stamps = {**self._stamps, "folders": self._folders}
-            write_text(_beside(self.path, ".stamps.json"), json.dumps(stamps))
 
 
-def _beside(records: Path, suffix: str) -> Path:
-    return records.with_name(records.name.removesuffix(".jsonl") + suffix)
+def _read_side_file(
+    records: Path,
+) -> tuple[dict[str, Outcomes], dict[str, str], dict[str, str]] | None:
+    """Read outcomes, stamps and folders; None if the file is missing or damaged."""
+    try:
+        with np.load(_side_file(records), allow_pickle=False) as data:
+            index = json.loads(data["index"].tobytes())
+            arrays = ((data[f"hits{i}"], data.get(f"clusters{i}")) for i in range(len(index["outcomes"])))
+            outcomes = {key: Outcomes(*own) for key, own in zip(index["outcomes"], arrays, strict=True)}
+            return outcomes, index["stamps"], index["folders"]
+    # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records are valid without this file
+    except Exception:
+        return None
+
+
+def _side_file(records: Path) -> Path:
+    return records.with_name(f"{records.name.removesuffix('.jsonl')}.outcomes.npz")
 
 
 def _key(record: Record, *names: str) -> str:

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
@@ -62,28 +61,34 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
             pixels = batch.images.to(classifier.device) / 255
             truth = torch.tensor([labels[position] for position in batch.positions], device=pixels.device)
             start, signs = _draw_noise(setting.draw, batch.positions, pixels)
-
             clean = check_embeddings(embed(pixels).detach(), "images")
-            batch_hits = {("adversarial_accuracy", 0.0): right(clean, truth)}
+            found = {("adversarial_accuracy", 0.0): right(clean, truth)}
             for epsilon in EPSILONS:
                 attacked = pgd(partial(loss, truth), pixels, epsilon / 255, start)
                 features = embed(attacked).detach()
                 change = (attacked - pixels).flatten(1).norm(dim=1).clamp_min(1e-12)
                 noisy = (pixels + epsilon / 255 * signs).clamp(0, 1)
-                batch_hits["adversarial_accuracy", epsilon] = right(features, truth)
-                batch_hits["noise_accuracy", epsilon] = right(embed(noisy).detach(), truth)
-                batch_hits["local_lipschitz", epsilon] = (
-                    ((features - clean).norm(dim=1) / change).double().cpu()
-                )
-            for key, values in batch_hits.items():
+                found["adversarial_accuracy", epsilon] = right(features, truth)
+                found["noise_accuracy", epsilon] = right(embed(noisy).detach(), truth)
+                found["local_lipschitz", epsilon] = (features - clean).norm(dim=1).div(change).double().cpu()
+            for key, values in found.items():
                 hits.setdefault(key, []).append(values)
             positions += batch.positions
     outcomes = {key: torch.cat(values).numpy() for key, values in hits.items()}
+    was_right = outcomes["adversarial_accuracy", 0.0] == 1
+    for epsilon in EPSILONS if was_right.any() else ():
+        outcomes["attack_success", epsilon] = 1 - outcomes["adversarial_accuracy", epsilon][was_right]
+    chances = dict.fromkeys(("adversarial_accuracy", "noise_accuracy"), chance_at(1, classifier.shape[1]))
+    # positions as clusters: models are paired only if they were right about the same images
+    clusters = {"attack_success": np.array(positions)[was_right]}
+    scores: list[Score] = []
+    for (metric, epsilon), own in sorted(outcomes.items()):
+        score = mean_score(metric, own, chances.get(metric), clusters.get(metric))
+        scores += with_facts([score], epsilon=epsilon)
     method = (
         f"PGD in L∞ on pixels, {STEPS} steps of {STEP_SIZE:g} ε, random start, cross-entropy of the logits; noise: ±ε "
         "at random; ties count against"
     )
-    scores = _scores(outcomes, np.array(positions), chance_at(1, classifier.shape[1]))
     facts = {"templates": len(setting.prompts)} if of_classes else {}
     return with_facts(scores, protocol=method, draw=setting.draw, classes=classifier.shape[1], **facts)
 
@@ -128,23 +133,3 @@ def _draw_noise(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor
         start.copy_(torch.from_numpy(generator.uniform(-1, 1, start.shape)))
         sign.copy_(torch.from_numpy(generator.choice(np.array([-1, 1], np.float32), sign.shape)))
     return starts, signs
-
-
-def _scores(
-    outcomes: dict[tuple[str, float], NDArray[np.float64]], positions: NDArray[np.int64], chance: float
-) -> list[Score]:
-    """Score each metric and ε; `positions` are the positions of the items in the set."""
-    clean = outcomes["adversarial_accuracy", 0.0] == 1
-    for epsilon in EPSILONS if clean.any() else ():
-        outcomes["attack_success", epsilon] = 1 - outcomes["adversarial_accuracy", epsilon][clean]
-    scores: list[Score] = []
-    for (metric, epsilon), values in sorted(outcomes.items()):
-        if metric == "local_lipschitz":
-            score = mean_score(metric, values, None, bounds=None)
-        elif metric == "attack_success":
-            # positions as clusters: models are paired only if they were right about the same images
-            score = mean_score(metric, values, None, positions[clean])
-        else:
-            score = mean_score(metric, values, chance)
-        scores += with_facts([score], epsilon=epsilon)
-    return scores

@@ -50,6 +50,7 @@ from diffclip.sources.load import Loaded
 from diffclip.weights import weights_digest
 
 TaskFunction = Callable[[Setting[Any]], list[Score]]
+Need = Literal["texts", "maps"]
 
 
 class Task(NamedTuple):
@@ -65,7 +66,7 @@ class Task(NamedTuple):
     run: TaskFunction
     options: tuple[str, ...] = ()
     squash: bool = False
-    needs: tuple[Literal["texts", "maps"], ...] = ("texts",)
+    needs: tuple[Need, ...] = ("texts",)
 
 
 TASKS = {
@@ -90,7 +91,7 @@ def register_task(
     kinds: Sequence[Kind],
     options: Sequence[str] = (),
     squash: bool = False,
-    needs: Sequence[Literal["texts", "maps"]] = (),
+    needs: Sequence[Need] = (),
 ) -> Callable[[TaskFunction], TaskFunction]:
     """Make the decorated function the task `name` of `diffclip evaluate`; the arguments are the fields of `Task`.
 
@@ -150,8 +151,7 @@ def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
     if isinstance(transform, CorruptedTransform):
         facts |= {"corruption": transform.name, "severity": transform.severity}
     scores = TASKS[name].run(replace(setting, preprocess=transform))
-    protocol = f"{scores[0].facts['protocol']}; {transform}"
-    return with_facts(scores, **facts, protocol=protocol)
+    return with_facts(scores, **facts, protocol=f"{scores[0].facts['protocol']}; {transform}")
 
 
 def lacking(task: str, model: Any) -> str | None:
@@ -176,9 +176,8 @@ def _pick_task(name: str | None, data: EvaluationSet) -> str:
 def _replace_fields(transform: Any, **fields: Any) -> Any:
     """Return the same preparation with some fields of `PreprocessConfig` changed; a library's own stays as it is."""
     if isinstance(transform, CorruptedTransform):
-        return CorruptedTransform(
-            _replace_fields(transform.crop, **fields), transform.name, transform.severity
-        )
+        crop = _replace_fields(transform.crop, **fields)
+        return CorruptedTransform(crop, transform.name, transform.severity)
     if not isinstance(transform, EvalTransform):
         return transform
     return EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
@@ -258,13 +257,13 @@ def run_entries(
         batch_size, workers, prompt: as in `Setting`; `prompt` replaces the prompts and words of entries.
     """
     digest = weights_digest(loaded.model) if results.path else ""
-    features: dict[str, Encoded] = {}
+    cache: dict[str, Encoded] = {}
     for entry in entries:
         for draw in draws:
             try:
                 setting = Setting(
                     model=loaded.model,
-                    preprocess=_transform_of(loaded, entry),
+                    preprocess=_preparation(loaded, entry),
                     tokenizer=loaded.tokenizer,
                     data=sets.open(entry, results),
                     batch_size=batch_size,
@@ -276,7 +275,7 @@ def run_entries(
                     init=loaded.init or "matched",
                     templates=entry.templates,
                     pool=entry.pool,
-                    features=features,
+                    cache=cache,
                 )
                 measured = _measure(loaded, entry, setting, results, digest)
             except UnwritableResultsError:
@@ -289,7 +288,7 @@ def run_entries(
                 break
 
 
-def _transform_of(loaded: Loaded, entry: Entry) -> Any:
+def _preparation(loaded: Loaded, entry: Entry) -> Any:
     """Return the model's preparation of images, with the entry's interpolation and corruption."""
     transform = loaded.preprocess
     if entry.interpolation is not None:
@@ -303,30 +302,29 @@ def _measure(
     loaded: Loaded, entry: Entry, setting: Setting[Any], results: ResultsFile, digest: str
 ) -> Measured:
     """Run an entry, or find its records among the results."""
-    started = time.monotonic()
-    task = _pick_task(entry.task, setting.data)
+    started, data, transform = time.monotonic(), setting.data, setting.preprocess
+    task = _pick_task(entry.task, data)
     if reason := lacking(task, loaded.model):
         return Measured(entry, setting.draw, left_out=reason)
-    names = ("weights", "seed", "init", "data", "steps")
-    model = {"model": loaded.label, **{name: getattr(loaded, name) for name in names}}
-    options = [getattr(setting, name) for name in ("templates", *TASKS[task].options)]
-    transform = setting.preprocess
-    data = setting.data
     learned = (TRAIN, *VALIDATION) if task in LEARNING else ()
     splits = [data, *(data.beside(split) for split in learned if split != parts_of(data.split)[0])]
-    files = [split.identity for split in splits if split is not None]
-    images = [transform.identity, transform.preprocess, *files]
-    # everything that a result depends on except the draw: draws with one stamp may be averaged
     config = getattr(loaded.model, "config", None)
-    config = repr(loaded.model) if config is None else config.model_dump(mode="json")
-    facts = [diffclip.__version__, model, digest, config, task, options, images]
+    # everything that a result depends on except the draw: draws with one stamp may be averaged
+    facts = [
+        *(diffclip.__version__, task, loaded.label, loaded.weights, loaded.seed, loaded.init, loaded.data),
+        *(loaded.steps, digest, repr(loaded.model) if config is None else config.model_dump(mode="json")),
+        *(getattr(setting, name) for name in ("templates", *TASKS[task].options)),
+        *(transform.identity, transform.preprocess),
+        *(split.identity for split in splits if split is not None),
+    ]
     stamp = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     if finished := results.find(stamp, setting.draw):
         return Measured(entry, setting.draw, finished, reused=True)
     scores = run_task(task, setting)
     seconds = time.monotonic() - started
-    records = results.add(scores, stamp, **model, seconds=round(seconds, 3))
-    return Measured(entry, setting.draw, records, setting.data.faults, seconds)
+    model = {name: getattr(loaded, name) for name in ("weights", "seed", "init", "data", "steps")}
+    records = results.add(scores, stamp, model=loaded.label, **model, seconds=round(seconds, 3))
+    return Measured(entry, setting.draw, records, data.faults, seconds)
 
 
 def _in_one_line(error: Exception) -> DiffCLIPError:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from diffclip.evaluation.metrics import chance_at, hits_at, mean_per_class
 from diffclip.evaluation.records import Record
-from diffclip.evaluation.statistics import SHARE, Bounds, class_mean_interval, mean_interval, mean_intervals
+from diffclip.evaluation.statistics import class_mean_interval, mean_interval, mean_intervals
+from diffclip.names import metric_of
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,10 @@ def with_facts(scores: Iterable[Score], **facts: Any) -> list[Score]:
 
 
 def mean_score(
-    metric: str,
-    hits: NDArray[np.float64],
-    chance: float | None,
-    clusters: NDArray[np.int64] | None = None,
-    bounds: Bounds = SHARE,
+    metric: str, hits: NDArray[np.float64], chance: float | None, clusters: NDArray[np.int64] | None = None
 ) -> Score:
-    """Score the mean of `hits` [n] within `bounds`; items of one cluster are resampled together."""
-    low, high = mean_interval(hits, clusters, bounds)
+    """Score the mean of `hits` [n]; items of one cluster are resampled together."""
+    low, high = mean_interval(hits, clusters, metric_of(metric).bounds)
     return Score(metric, float(hits.mean()), len(hits), low, high, chance, hits, clusters)
 
 
@@ -83,6 +80,10 @@ def accuracy_scores(ranks: Tensor, labels: Tensor, classes: int) -> list[Score]:
     chance, hits = chance_at(1, classes), hits_at(ranks, 1).numpy()
     by_class = class_mean_score("mean_per_class_recall", hits, labels.numpy(), chance)
     return [mean_score("acc1", hits, chance), by_class]
+
+
+DIFFERENCE = "A1_minus_A2"
+"""The map whose metrics are those of A1 minus those of A2."""
 
 
 class MapMetric(NamedTuple):
@@ -112,17 +113,18 @@ def by_layer(
 def map_scores(
     table: Mapping[MapMetric, Tensor],
     chance: Callable[[MapMetric], float | None],
-    bounds: Callable[[MapMetric], Bounds],
     clusters: NDArray[np.int64] | None = None,
 ) -> list[Score]:
     """Score values [n] by map and metric: first all headlines, with their outcomes, then all layers, then all heads."""
     keys = sorted(table, key=lambda key: (key.layer is not None, key.head is not None))
     outcomes = [table[key].numpy() for key in keys]
-    intervals = mean_intervals(np.stack(outcomes, axis=1), clusters, [bounds(key) for key in keys])
+    bounds = [(-1.0, 1.0) if key.map == DIFFERENCE else metric_of(key.metric).bounds for key in keys]
+    intervals = mean_intervals(np.stack(outcomes, axis=1), clusters, bounds)
     scores = []
     for key, values, (low, high) in zip(keys, outcomes, intervals.tolist(), strict=True):
-        score = Score(key.metric, float(values.mean()), len(values), low, high, chance(key))
-        if key.layer is None:
-            score = replace(score, hits=values, clusters=clusters)
-        scores += with_facts([score], map=key.map, layer=key.layer, head=key.head)
+        items: dict[str, Any] = {"hits": values, "clusters": clusters} if key.layer is None else {}
+        facts = {"map": key.map, "layer": key.layer, "head": key.head}
+        scores.append(
+            Score(key.metric, float(values.mean()), len(values), low, high, chance(key), **items, facts=facts)
+        )
     return scores

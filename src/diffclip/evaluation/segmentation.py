@@ -49,7 +49,9 @@ def segmentation(setting: Setting[EvaluationSet]) -> list[Score]:
     if not counts[READOUTS[0]]:
         raise InputError(f"no image of {data.name}/{data.split} has labels: {data.faults[-1]}")
     tables = {readout: torch.stack(parts).double().numpy() for readout, parts in counts.items()}
-    tables[MAJORITY] = _majority(tables[READOUTS[0]][:, 2])
+    actual = tables[READOUTS[0]][:, 2]
+    is_best = np.arange(classes) == actual.sum(0).argmax()
+    tables[MAJORITY] = np.stack([actual * is_best, actual.sum(1, keepdims=True) * is_best, actual], axis=1)
     method = (
         f"{grid}×{grid} patches, cosines upsampled bilinearly to the labels; templates averaged after normalization; "
         "IoU over classes that occur; ties count against"
@@ -90,16 +92,11 @@ def mean_iou(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     return means
 
 
-def _pixel_accuracy(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    totals = counts.sum(-1)
-    shares: NDArray[np.float64] = totals[..., 0] / totals[..., 2]
+def pixel_accuracy(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of right pixels; `counts` [..., 3, K] are from `count_pixels`."""
+    right, _, actual = np.moveaxis(counts.sum(-1), -1, 0)
+    shares: NDArray[np.float64] = right / actual
     return shares
-
-
-def _majority(actual: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Count the pixels [n, 3, K] if the answer is always the class with the most pixels in `actual` [n, K]."""
-    is_best = np.arange(actual.shape[1]) == actual.sum(0).argmax()
-    return np.stack([actual * is_best, actual.sum(1, keepdims=True) * is_best, actual], axis=1)
 
 
 def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
@@ -109,9 +106,20 @@ def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
     actual = total[2]
     guessed = np.stack([actual / classes, np.full(classes, actual.sum() / classes), actual])
     hits = counts[:, 0].sum(-1) * images / actual.sum()
-    scores = []
-    for metric, measure, outcome in (("mean_iou", mean_iou, None), ("pixel_accuracy", _pixel_accuracy, hits)):
-        low, high = sums_interval(counts, measure)
-        value, chance = float(measure(total)), float(measure(guessed))
-        scores.append(Score(metric, value, images, low, high, chance, outcome, facts={"map": name}))
-    return scores
+    return [
+        Score(
+            *(
+                metric,
+                float(measure(total)),
+                images,
+                *sums_interval(counts, measure),
+                float(measure(guessed)),
+            ),
+            outcome,
+            facts={"map": name},
+        )
+        for metric, measure, outcome in (
+            ("mean_iou", mean_iou, None),
+            ("pixel_accuracy", pixel_accuracy, hits),
+        )
+    ]

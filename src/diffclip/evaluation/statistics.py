@@ -7,7 +7,7 @@ An interval or test over items holds for these trained weights and other test it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +27,7 @@ Bounds = Interval | None
 
 _RESAMPLES = 1000
 _WEIGHTS_AT_ONCE = 1 << 22  # 32 MiB
+_NOTHING = 1e-12  # smaller differences are rounding
 
 
 # Over items
@@ -57,14 +58,13 @@ def mean_intervals(
     values: NDArray[np.float64], clusters: ArrayLike | None, bounds: Sequence[Bounds]
 ) -> NDArray[np.float64]:
     """Return `mean_interval` of each column of `values` [n, m], as [m, 2]; all columns share the resamples."""
-    sums, sizes = by_cluster(values, clusters)
-    means = np.concatenate([(draws @ sums) / (draws @ sizes)[:, None] for draws in _draws(len(sizes))])
-    intervals: NDArray[np.float64] = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2], axis=0).T
-    constant = np.ptp(sums / sizes[:, None], axis=0) == 0
-    for column in np.flatnonzero(constant):
-        value, limits = float(sums[0, column] / sizes[0]), bounds[column]
-        if limits is not None:
-            margin = wilson(0, len(sizes))[1]
+    sums = _by_cluster(np.column_stack([values, np.ones(len(values))]), clusters)
+    drawn, shares = _resample(sums), sums[:, :-1] / sums[:, -1:]
+    intervals = _percentiles(drawn[:, :-1] / drawn[:, -1:]).T
+    margin = wilson(0, len(sums))[1]
+    for column, limits in enumerate(bounds):
+        value = shares[0, column]
+        if limits is not None and np.ptp(shares[:, column]) == 0:
             intervals[column] = max(limits[0], value - margin), min(limits[1], value + margin)
     return intervals
 
@@ -77,21 +77,17 @@ def class_mean_interval(
     A class that is missing in a resample is left out of its mean; `clusters` as in `mean_interval`. If all hits are
     equal, the interval is Wilson's with K² / Σ 1/n_c trials, at most as many as there are clusters.
     """
-    from scipy.sparse import csr_matrix
+    from scipy.sparse import csr_matrix, hstack
 
     _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    rows = np.arange(len(hits))
-    member, right = (
-        by_cluster(csr_matrix((values, (rows, index))), clusters)[0] for values in (np.ones(len(hits)), hits)
-    )
+    cells = np.arange(len(hits)), index
+    by_class = hstack([csr_matrix((values, cells)) for values in (np.ones(len(hits)), hits)], "csr")
+    sums = _by_cluster(by_class, clusters)
     if np.all(hits == hits[0]):
-        trials = min(len(counts) ** 2 / float((1 / counts).sum()), member.shape[0])
+        trials = min(len(counts) ** 2 / float((1 / counts).sum()), sums.shape[0])
         return wilson(hits[0] * trials, trials)
-    means = []
-    for draws in _draws(member.shape[0]):
-        drawn = draws @ member
-        means.append(((draws @ right) / np.maximum(drawn, 1)).sum(1) / (drawn > 0).sum(1))
-    low, high = np.quantile(np.concatenate(means), [ALPHA / 2, 1 - ALPHA / 2])
+    drawn, right = np.split(_resample(sums), 2, axis=1)
+    low, high = _percentiles((right / np.maximum(drawn, 1)).sum(1) / (drawn > 0).sum(1))
     return float(low), float(high)
 
 
@@ -104,33 +100,37 @@ def sums_interval(
         values: [n, …], summed over the items of a resample.
         statistic: from such sums [r, …] to shares [r]. If all are equal, the margin is Wilson's with items as trials.
     """
-    flat = values.reshape(len(values), -1)
-    sums = [(draws @ flat).reshape(-1, *values.shape[1:]) for draws in _draws(len(flat))]
-    shares = statistic(np.concatenate(sums))
-    low, high = np.quantile(shares, [ALPHA / 2, 1 - ALPHA / 2])
+    shares = statistic(_resample(values.reshape(len(values), -1)).reshape(-1, *values.shape[1:]))
+    low, high = _percentiles(shares)
     margin = wilson(0, len(values))[1] if np.ptp(shares) == 0 else 0.0
     return max(0.0, float(low) - margin), min(1.0, float(high) + margin)
 
 
-def by_cluster(values: Any, clusters: ArrayLike | None) -> tuple[Any, NDArray[np.float64]]:
-    """Return the sums [k, m] of `values` [n, m], dense or sparse, over each cluster, and the cluster sizes [k]."""
+def _by_cluster(values: Any, clusters: ArrayLike | None) -> Any:
+    """Sum the rows of `values` [n, m], dense or sparse, over each of k clusters: [k, m]."""
     from scipy.sparse import csr_matrix
 
     if clusters is None:
-        return values, np.ones(values.shape[0])
-    _, index, sizes = np.unique(np.asarray(clusters), return_inverse=True, return_counts=True)
-    groups = csr_matrix((np.ones(len(index)), (index, np.arange(len(index)))))
-    return groups @ values, sizes.astype(np.float64)
+        return values
+    _, index = np.unique(np.asarray(clusters), return_inverse=True)
+    return csr_matrix((np.ones(len(index)), (index, np.arange(len(index))))) @ values
 
 
-def _draws(items: int) -> Iterator[NDArray[np.float64]]:
-    """Yield how often each of `items` is in each resample, [r, items], `_RESAMPLES` rows in all."""
-    generator = np.random.default_rng(0)
-    step = max(1, _WEIGHTS_AT_ONCE // items)
+def _resample(sums: Any) -> NDArray[np.float64]:
+    """Draw rows of `sums` [k, m], dense or sparse, with replacement, and sum each resample: [1000, m]."""
+    items, generator = sums.shape[0], np.random.default_rng(0)
+    step, parts = max(1, _WEIGHTS_AT_ONCE // items), []
     for start in range(0, _RESAMPLES, step):
         rows = min(step, _RESAMPLES - start)
         drawn = generator.integers(items, size=(rows, items)) + np.arange(rows)[:, None] * items
-        yield np.bincount(drawn.ravel(), minlength=rows * items).reshape(rows, items).astype(np.float64)
+        counts = np.bincount(drawn.ravel(), minlength=rows * items).reshape(rows, items)
+        parts.append(counts.astype(np.float64) @ sums)
+    return np.concatenate(parts)
+
+
+def _percentiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    bounds: NDArray[np.float64] = np.quantile(values, [ALPHA / 2, 1 - ALPHA / 2], axis=0)
+    return bounds
 
 
 # Over training runs
@@ -169,9 +169,9 @@ def compare_runs(values: ArrayLike, against: ArrayLike, paired: bool, margin: fl
     first, second = (np.asarray(runs, dtype=np.float64) for runs in (values, against))
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise InputError("outcomes of runs must be finite numbers: leave runs without a result out")
-    difference = float(first.mean() - second.mean())
-    if _is_constant(first - second) if paired else _is_constant(first) and _is_constant(second):
-        return _constant(difference, margin)
+    varying = [first - second] if paired else [first, second]
+    if max(map(np.ptp, varying)) <= _NOTHING:
+        return _constant(float(first.mean() - second.mean()), margin)
     test = stats.ttest_rel if paired else partial(stats.ttest_ind, equal_var=False)
     result = test(first, second)
     low, high = result.confidence_interval(1 - ALPHA)
@@ -180,6 +180,7 @@ def compare_runs(values: ArrayLike, against: ArrayLike, paired: bool, margin: fl
         above = test(first + margin, second, alternative="greater").pvalue
         below = test(first - margin, second, alternative="less").pvalue
         p_equivalent = float(max(above, below))
+    difference = float(first.mean() - second.mean())
     return RunTest(difference, float(low), float(high), float(result.pvalue), p_equivalent)
 
 
@@ -200,7 +201,7 @@ def compare_pooled(
     signs = {f"C(model)[{arm}]": 1.0, f"C(model)[{against}]": -1.0}
     test = fit.t_test([signs.get(term, 0.0) for term in fit.params.index])
     difference, error = test.effect.item(), test.sd.item()
-    if error < 1e-12:
+    if error < _NOTHING:
         return _constant(difference, margin)
     low, high = test.conf_int(ALPHA)[0].tolist()
     p_equivalent = math.nan
@@ -271,11 +272,6 @@ def run_sd(values: pd.DataFrame) -> tuple[float, int]:
     return (math.sqrt(float((deviations**2).sum()) / df), df) if df else (math.nan, 0)
 
 
-def _is_constant(values: NDArray[np.float64]) -> bool:
-    return float(np.ptp(values)) <= 1e-12
-
-
 def _constant(difference: float, margin: float | None) -> RunTest:
-    is_equal = abs(difference) <= 1e-12
     p_equivalent = math.nan if margin is None else float(abs(difference) >= margin)
-    return RunTest(difference, difference, difference, float(is_equal), p_equivalent)
+    return RunTest(difference, difference, difference, float(abs(difference) <= _NOTHING), p_equivalent)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,6 +34,7 @@ from diffclip.evaluation.statistics import (
     wilson,
 )
 from diffclip.files import digest_of, read_text, write_text
+from diffclip.names import metric_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,20 +45,6 @@ Contrast = tuple[str, str]
 IDENTITY = ("study", *MEASURE)
 """The fields of a measure in a table that may hold several studies."""
 
-_LOWER_IS_BETTER = ("attack_success", "background10", "deletion_auc", "drop", "local_lipschitz")
-_DESCRIBING = (
-    *(
-        "class_token",
-        "effective_patches",
-        "entropy",
-        "map_correlation",
-        "top10",
-        "yes_ratio",
-        "neither_ratio",
-    ),
-    *("gradient_cosine", "high_norm_share", "negative_weight", "sink_ratio", "sink_value_norm"),
-    *("head_redundancy", "noise_correlation", "output_redundancy"),
-)
 _DIFFERS = {"data": "training data", "steps": "training steps", "init": "init", "count": "test items"}
 _MINUS = " - "
 _NUMBERS = ("value", "value_against", "difference", "low", "high", "p", "p_corrected", "p_equivalent")
@@ -176,11 +163,6 @@ def family_of(study: Mapping[str, Any]) -> Family:
         raise InputError(f"the endpoints of the study: {explain(error)}") from None
 
 
-def direction(metric: str) -> int:
-    """Return 1 if a larger value of a metric is better, −1 if a smaller one is, 0 if neither is."""
-    return 0 if metric in _DESCRIBING else -1 if metric in _LOWER_IS_BETTER else 1
-
-
 def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True) -> pd.DataFrame:
     """Test a family: one row per contrast and measure.
 
@@ -202,24 +184,22 @@ def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True)
     import pandas as pd
 
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *IDENTITY, "fold"])))
-    rows = []
-    for number, endpoint in enumerate(family.endpoints):
-        found = _find(frame, endpoint)
-        for position, contrast in enumerate(family.all_contrasts):
-            names = {"arm": contrast[0], "against": contrast[1]}
-            is_primary = family.primary is not None and number == position == 0
-            rows.append(names | {"primary": is_primary} | _compare(found, endpoint, contrast, family))
+    rows = [
+        {"arm": contrast[0], "against": contrast[1], **_compare(found, endpoint, contrast, family)}
+        for endpoint in family.endpoints
+        for found in [_find(frame, endpoint)]
+        for contrast in family.all_contrasts
+    ]
     verdicts = pd.DataFrame(rows, columns=list(_COLUMNS))
-    tested = verdicts["verdict"].isna()
+    verdicts["primary"] = (verdicts.index == 0) & (family.primary is not None)
     if not finished:
-        verdicts.loc[:, ["p", "p_equivalent"]] = math.nan
-        verdicts["verdict"] = "unfinished"
-    secondary = ~verdicts["primary"].astype(bool)
-    verdicts["p_corrected"] = verdicts["p"].mask(secondary, holm(verdicts["p"].where(secondary)))
-    equivalence = verdicts["p_equivalent"]
-    verdicts["p_equivalent"] = equivalence.mask(secondary, holm(equivalence.where(secondary)))
-    if finished:
-        verdicts.loc[tested, "verdict"] = [_word(row) for row in verdicts[tested].itertuples()]
+        verdicts = verdicts.assign(p=math.nan, p_equivalent=math.nan, verdict="unfinished")
+    secondary = ~verdicts["primary"]
+    for name, corrected in (("p", "p_corrected"), ("p_equivalent", "p_equivalent")):
+        p = verdicts[name].astype("float64")
+        verdicts[corrected] = p.mask(secondary, holm(p.where(secondary)))
+    open_rows = verdicts["verdict"].isna()
+    verdicts.loc[open_rows, "verdict"] = [_word(row) for row in verdicts[open_rows].itertuples()]
     return verdicts
 
 
@@ -273,23 +253,21 @@ def _find(frame: pd.DataFrame, endpoint: Endpoint) -> pd.DataFrame:
     """Return the records of an endpoint; empty if there are none."""
     given = {name: value for name in IDENTITY if (value := getattr(endpoint, name)) is not None}
     studies = str(given.get("study", "")).split(_MINUS)
-    if len(studies) == 2:
-        del given["study"]
     rows = frame
     for name, value in given.items():
-        rows = rows[rows[name].map(value.__eq__) if name == "of" else rows[name].eq(value).fillna(False)]
+        if name != "study" or len(studies) == 1:
+            rows = rows[rows[name].isin([value])]
     if len(studies) == 2:
         rows = _subtract(rows, *studies)
     for name in IDENTITY:  # a field that is not given is best absent
         if name not in given and rows[name].isna().any():
             rows = rows[rows[name].isna()]
-    several = [name for name in IDENTITY if rows[name].nunique() > 1]
-    if several:
-        values = " and ".join(str(value) for value in rows[several[0]].unique()[:3])
-        raise InputError(
-            f"endpoint {endpoint.task} {endpoint.metric} on {endpoint.dataset} is measured with {several[0]} "
-            f"{values}: give the endpoint a {several[0]}"
-        )
+        if rows[name].nunique() > 1:
+            values = " and ".join(str(value) for value in rows[name].unique()[:3])
+            raise InputError(
+                f"endpoint {endpoint.task} {endpoint.metric} on {endpoint.dataset} is measured with {name} "
+                f"{values}: give the endpoint a {name}"
+            )
     return rows
 
 
@@ -305,48 +283,43 @@ def _subtract(rows: pd.DataFrame, later: str, earlier: str) -> pd.DataFrame:
 
 
 def _compare(found: pd.DataFrame, endpoint: Endpoint, contrast: Contrast, family: Family) -> dict[str, Any]:
-    """Compare two arms at one measure; `verdict` stays open if there is a test."""
+    """Compare two arms at one measure; `verdict` is None if there is a test."""
     arms = [found[found["model"] == arm] for arm in contrast]
     first = (arms[0] if len(arms[0]) else arms[1]).head(1)
-    row: dict[str, Any] = {
-        name: first[name].iloc[0] if len(first) else getattr(endpoint, name) for name in IDENTITY
-    }
     a, b = (_by_run(rows, family.unit) for rows in arms)
-    same = set(a.index) == set(b.index)
-    paired = family.test == "paired" or (family.test is None and same)
-    shared = a.index.intersection(b.index)
-    left_out = len(a) + len(b) - 2 * len(shared) if paired and len(a) and len(b) else 0
-    if left_out:
+    paired = family.test == "paired" or (family.test is None and set(a.index) == set(b.index))
+    note = ""
+    if paired and len(a) and len(b):
+        shared = a.index.intersection(b.index)
+        if left_out := len(a) + len(b) - 2 * len(shared):
+            note = f"{left_out} run{'s' * (left_out > 1)} without a partner left out"
         a, b = a.loc[shared], b.loc[shared]
-    row["note"] = f"{left_out} run{'s' * (left_out > 1)} without a partner left out" if left_out else ""
-    row |= {"n_a": len(a), "n_b": len(b), "value": a.mean(), "value_against": b.mean()}
-    row |= {"difference": row["value"] - row["value_against"], "differs": _differences(*arms)}
-    row["chance"] = found["chance"].mean()
-    has_chance = not math.isnan(row["chance"]) and direction(endpoint.metric) != 0
-    row["at_chance"] = has_chance and all(
-        _is_at_chance(rows, family.unit, endpoint.metric) for rows in arms if len(rows)
-    )
-    row |= {"pooled": False, "verdict": _untested(contrast, len(arms[0]), len(arms[1]), len(a), len(b))}
+    chance, value, value_against = found["chance"].mean(), a.mean(), b.mean()
+    row = {name: first[name].iloc[0] if len(first) else getattr(endpoint, name) for name in IDENTITY}
+    row |= {"n_a": len(a), "n_b": len(b), "value": value, "value_against": value_against, "note": note}
+    row |= {"difference": value - value_against, "differs": _differences(*arms), "pooled": False}
+    has_chance = not math.isnan(chance) and metric_of(endpoint.metric).better != 0
+    at_chance = has_chance and all(_is_at_chance(rows, family.unit) for rows in arms if len(rows))
+    row |= {"chance": chance, "at_chance": at_chance, "verdict": _untested(contrast, arms, len(a), len(b))}
     if row["verdict"]:
         return row
     margin = endpoint.margin
     if isinstance(margin, Share):
-        margin = margin.share * abs(float(row["value_against"]))
+        margin = margin.share * abs(float(value_against))
     row |= {"margin": margin, "test": "paired" if paired else "welch", "pooled": family.pooled}
     if family.pooled:
-        named = {name for pair in family.all_contrasts for name in pair}
-        pool = found[found["model"].isin(named)]
+        pool = found[found["model"].isin([name for pair in family.all_contrasts for name in pair])]
         runs = pool.groupby(["model", _run_names(pool, family.unit)])["value"].mean().reset_index()
         test = compare_pooled(runs, *contrast, paired, margin)
     else:
-        test = compare_runs(a, b.loc[a.index] if paired else b, paired, margin)
+        test = compare_runs(a, b, paired, margin)
     return row | test._asdict()
 
 
-def _untested(contrast: Contrast, records_a: int, records_b: int, n_a: int, n_b: int) -> str | None:
+def _untested(contrast: Contrast, arms: Sequence[pd.DataFrame], n_a: int, n_b: int) -> str | None:
     """Say why two arms are not tested; None if both have two runs."""
-    if not (records_a and records_b):
-        missing = [name for name, count in zip(contrast, (records_a, records_b), strict=True) if not count]
+    missing = [name for name, rows in zip(contrast, arms, strict=True) if rows.empty]
+    if missing:
         return "not measured" if len(missing) == 2 else f"not measured for {missing[0]}"
     if not n_a:
         return "no run in common"
@@ -364,47 +337,42 @@ def _run_names(rows: pd.DataFrame, unit: str) -> pd.Series:
 
 
 def _by_run(rows: pd.DataFrame, unit: str) -> pd.Series:
-    """Average draws (and for the unit "fold" seeds): one value per run, by its name."""
+    """Average draws (and for the unit "fold" seeds): one value per run, by its name in order."""
     return rows["value"].astype("float64").groupby(_run_names(rows, unit)).mean()
 
 
-def _is_at_chance(rows: pd.DataFrame, unit: str, metric: str) -> bool:
+def _is_at_chance(rows: pd.DataFrame, unit: str) -> bool:
     """Tell whether an arm is not shown to be above chance. Values without an interval over items, such as mean recall,
     take Wilson's for their count of items."""
-    if rows.empty:
-        return True
     low, high = rows["low"].astype("float64"), rows["high"].astype("float64")
-    if low.isna().any() or high.isna().any():
+    if (low + high).isna().any():
         pairs = zip(rows["value"].clip(0, 1), rows["count"].clip(lower=1), strict=True)
         bounds = np.array([wilson(value * count, count) for value, count in pairs])
         low, high = low.mask(low.isna(), bounds[:, 0]), high.mask(high.isna(), bounds[:, 1])
-    runs = [_by_run(rows.assign(value=column), unit) for column in (rows["value"], low, high)]
-    sign, chance = direction(metric), float(rows["chance"].mean())
-    return above_chance(sign * runs[0], sign * chance, runs[1], runs[2]) >= ALPHA
+    values, lows, highs = (_by_run(rows.assign(value=column), unit) for column in (rows["value"], low, high))
+    sign, chance = metric_of(rows["metric"].iloc[0]).better, float(rows["chance"].mean())
+    return above_chance(sign * values, sign * chance, lows, highs) >= ALPHA
 
 
-def _differences(rows: pd.DataFrame, other: pd.DataFrame) -> str:
+def _differences(*arms: pd.DataFrame) -> str:
     """Say in which facts the records of two arms differ; unknown facts do not count."""
     texts = []
     for name, words in _DIFFERS.items():
-        if name in rows:
-            known = [sorted(arm[name].dropna().unique().tolist()) for arm in (rows, other)]
-            if name == "steps":  # the best checkpoint may be an earlier one
-                known = [values[-1:] for values in known]
-            if all(known) and known[0] != known[1]:
-                texts.append(f"{words} {' and '.join(_list(values) for values in known)}")
+        known = [sorted(arm[name].dropna().unique()) if name in arm else [] for arm in arms]
+        if name == "steps":  # the best checkpoint may be an earlier one
+            known = [values[-1:] for values in known]
+        if all(known) and known[0] != known[1]:
+            lists = [
+                ", ".join(f"{v}" if isinstance(v, str) else f"{v:,}" for v in values) for values in known
+            ]
+            texts.append(f"{words} {' and '.join(lists)}")
     return "; ".join(texts)
-
-
-def _list(values: list[Any]) -> str:
-    return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
 
 
 def _word(row: Any) -> str:
     """Choose the verdict of a row with a test."""
     if row.p_corrected < ALPHA:
-        sign = direction(row.metric)
-        words = {1: ("worse", "better"), -1: ("better", "worse"), 0: ("lower", "higher")}[sign]
-        return words[row.difference > 0]
+        words = {1: ("worse", "better"), -1: ("better", "worse"), 0: ("lower", "higher")}
+        return words[metric_of(row.metric).better][row.difference > 0]
     is_equal = row.difference == row.low == row.high and abs(row.difference) <= 1e-12
     return "equivalent" if is_equal or row.p_equivalent < ALPHA else "undecided"

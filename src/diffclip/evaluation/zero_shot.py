@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import fmean
 
 import torch
@@ -53,32 +52,25 @@ def retrieval(setting: Setting[EvaluationSet]) -> list[Score]:
         )
     images = images[: len(images) // size * size]
     texts, owners = texts[owners < len(images)], owners[owners < len(images)]
-    to_image, to_text = map(torch.cat, zip(*_ranks_in_pools(images, texts, owners, size), strict=True))
+    pools = []
+    for start in range(0, len(images), size):
+        own = (owners >= start) & (owners < start + size)
+        pools.append(retrieval_ranks(images[start : start + size], texts[own], owners[own] - start))
+    to_image, to_text = map(torch.cat, zip(*pools, strict=True))
     scores = [
         recall_score(f"image_retrieval_recall@{k}", to_image, k, chance_at(k, size), clusters=owners)
         for k in RECALL_AT
     ]
+    text_chances = [chance_of_image_to_text(k, owners[owners < size]) for k in RECALL_AT]
     scores += [
-        recall_score(
-            f"text_retrieval_recall@{k}", to_text, k, chance_of_image_to_text(k, owners[owners < size])
-        )
-        for k in RECALL_AT
+        recall_score(f"text_retrieval_recall@{k}", to_text, k, chance)
+        for k, chance in zip(RECALL_AT, text_chances, strict=True)
     ]
-    recalls = [score.value for score in scores]
-    chances = [score.chance or 0.0 for score in scores]
-    scores.append(Score("mean_recall", fmean(recalls), len(images), None, None, fmean(chances)))
-    pools = "" if setting.pool is None else f"in pools of {size} images, "
-    method = f"{pools}all captions, any own caption in the top k is a hit; ties count against"
+    recall, chance = fmean(score.value for score in scores), fmean(score.chance or 0.0 for score in scores)
+    scores.append(Score("mean_recall", recall, len(images), None, None, chance))
+    pooled = "" if setting.pool is None else f"in pools of {size} images, "
+    method = f"{pooled}all captions, any own caption in the top k is a hit; ties count against"
     return with_facts(scores, protocol=method)
-
-
-def _ranks_in_pools(
-    images: Tensor, texts: Tensor, owners: Tensor, size: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `retrieval_ranks` of each pool of `size` images [N, D] with their texts [M, D]."""
-    for start in range(0, len(images), size):
-        own = (owners >= start) & (owners < start + size)
-        yield retrieval_ranks(images[start : start + size], texts[own], owners[own] - start)
 
 
 def true_text(data: EvaluationSet, position: int) -> str:

@@ -56,11 +56,9 @@ def headline(results: Results) -> str:
         if both.empty:
             return f"{', '.join(results.models)}: no measure is shared, so nothing is compared."
         row = both.iloc[0]
+        value, other = (percent(row[name], row["share"]) for name in ("value", "value_against"))
         unit = " %" if row["share"] else ""
-        return (
-            f"{row['arm']} {percent(row['value'], row['share'])}{unit} and {row['against']} "
-            f"{percent(row['value_against'], row['share'])}{unit} on {row['label']}. {ONE_RUN}"
-        )
+        return f"{row['arm']} {value}{unit} and {row['against']} {other}{unit} on {row['label']}. {ONE_RUN}"
     words = verdicts["verdict"].mask(verdicts["at_chance"].astype(bool), "not shown above chance")
     counts = ", ".join(f"{word} in {count}" for word, count in words.value_counts().items())
     arms = list(dict.fromkeys(verdicts["arm"]))
@@ -70,28 +68,24 @@ def headline(results: Results) -> str:
 
 
 def _primary_sentence(results: Results, row: pd.Series) -> str:
+    """Say the difference, its interval, runs and p, what the study lacks, and the verdict."""
     text = f"{contrast_of(row)} on {row['label']}, the primary endpoint: "
     if pd.notna(row["difference"]):
-        share, unit = row["share"], " points" if row["share"] else ""
+        share, p = bool(row["share"]), p_text(row["p"])
         facts = [runs_text(row)]
         if pd.notna(row["low"]):
             facts = [f"95 % interval {interval(row['low'], row['high'], share, sign=True)}", *facts]
-        p = p_text(row["p"])
-        facts += [] if pd.isna(row["p"]) else [f"p {p}" if "<" in p else f"p = {p}"]
-        text += f"{percent(row['difference'], share, sign=True)}{unit} ({', '.join(facts + _missing(results, row))}): "
+        if pd.notna(row["p"]):
+            facts.append(f"p {p}" if "<" in p else f"p = {p}")
+        runs = results.runs
+        if len(runs) and results.study is not None and results.family is not None:
+            of_pair = runs["arm"].isin([row["arm"], row["against"]]) & (runs["group"] != "sweep")
+            diverged = runs.loc[of_pair & runs["diverged"].notna(), "run"]
+            missing = count_missing(results.study, runs, results.family)
+            facts += [f"{Path(run).name} diverged" for run in diverged]
+            facts += [f"{missing} run{'s' * (missing > 1)} to come"] if missing else []
+        text += f"{percent(row['difference'], share, sign=True)}{' points' * share} ({', '.join(facts)}): "
     return f"{text}{verdict_text(row)}."
-
-
-def _missing(results: Results, row: pd.Series) -> list[str]:
-    """Name what a study lacks: "CLIP-s3 diverged", "2 runs to come"."""
-    if results.study is None or results.family is None or results.runs.empty:
-        return []
-    runs = results.runs
-    is_diverged = runs["diverged"].notna() & (runs["group"] != "sweep")
-    is_diverged &= runs["arm"].isin([row["arm"], row["against"]])
-    facts = [f"{Path(run).name} diverged" for run in runs.loc[is_diverged, "run"]]
-    missing = count_missing(results.study, runs, results.family)
-    return facts + ([f"{missing} run{'s' * (missing > 1)} to come"] if missing else [])
 
 
 def baselines_of(verdicts: pd.DataFrame) -> str:
@@ -102,29 +96,25 @@ def baselines_of(verdicts: pd.DataFrame) -> str:
 def cautions(results: Results) -> list[str]:
     """Say in one line each what a reader of the comparisons must know.
 
-    These are the facts in which the records of two arms differ apart from the arm, runs that a paired test leaves out,
-    measures in which no model is shown to be above chance, and linear probes that did not converge.
+    These are the fits of linear probes that stopped before they converged, which their protocols tell; the facts in
+    which the records of two arms differ apart from the arm; runs that a paired test leaves out; and measures in which
+    no model is shown to be above chance.
     """
-    verdicts = results.verdicts
-    lines = _unconverged(results.records)
+    verdicts, records = results.verdicts, results.records
+    probes = records.loc[records["task"] == "linear-probe", ["model", "seed", "draw", "dataset", "protocol"]]
+    texts = probes.drop_duplicates()["protocol"].str.extract(r"(\d+) of (\d+) fits stopped")
+    stopped, fits = texts.dropna().astype(int).sum()
+    lines = [f"Linear probe: {stopped:,} of {fits:,} fits stopped before they converged."] if stopped else []
     if verdicts.empty:
         return lines
-    for column, words in (("differs", "their records differ in"), ("note", "")):
+    for column, words in (("differs", "their records differ in "), ("note", "")):
         rows = verdicts[verdicts[column].ne("")]
         for (arm, against, text), group in rows.groupby(["arm", "against", column], sort=False):
             where = f"{len(group)} measures" if len(group) > 1 else group["label"].iloc[0]
-            lines.append(f"{arm} and {against}: {f'{words} {text}'.strip()} ({where}).")
+            lines.append(f"{arm} and {against}: {words}{text} ({where}).")
     at_chance = verdicts.groupby("label", sort=False)["at_chance"].all()
     labels = [str(label) for label in at_chance.index[at_chance]]
     rest = f", and {len(labels) - 4} more" if len(labels) > 4 else ""
     if labels:
         lines.append(f"Not learned, as no model is shown above chance: {'; '.join(labels[:4])}{rest}.")
     return lines
-
-
-def _unconverged(records: pd.DataFrame) -> list[str]:
-    """Count the fits of linear probes that stopped before they converged, which their protocols tell."""
-    probes = records.loc[records["task"] == "linear-probe", ["model", "seed", "draw", "dataset", "protocol"]]
-    texts = probes.drop_duplicates()["protocol"].str.extract(r"(\d+) of (\d+) fits stopped")
-    stopped, fits = texts.dropna().astype(int).sum()
-    return [f"Linear probe: {stopped:,} of {fits:,} fits stopped before they converged."] if stopped else []

@@ -14,7 +14,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.projections.polar import PolarAxes
 from matplotlib.ticker import MaxNLocator
 
 from diffclip.data.published_sets import base_of
@@ -37,19 +36,17 @@ Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
 _LETTERS = 72  # maximum number in a line of a forest plot
 _MAX_MODELS = 5  # maximum number of models in a figure
-# marks of a forest plot: (text in the legend, text in the caption, how it is drawn)
-_MARKS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "margin": (
-        "margin of equivalence",
-        "grey boxes are the declared margins of equivalence",
+# marks of a forest plot: how each is drawn, and the text in the caption; the key is the text in the legend
+_MARKS: dict[str, tuple[dict[str, Any], str]] = {
+    "margin of equivalence": (
         {"marker": "s", "color": GRID, "markersize": 8},
+        "grey boxes are the declared margins of equivalence",
     ),
-    "run": ("a pair of runs", "small dots are pairs of runs", {"marker": ".", "color": MUTED}),
-    "chance": ("chance", "× the difference at chance", {"marker": "x", "color": MUTED, "markersize": 6}),
-    "paper": (
-        "gain in the paper",
-        "◇ the paper's gain on CC12M, same set and metric",
+    "a pair of runs": ({"marker": ".", "color": MUTED}, "small dots are pairs of runs"),
+    "chance": ({"marker": "x", "color": MUTED, "markersize": 6}, "× the difference at chance"),
+    "gain in the paper": (
         {"marker": "D", "color": INK, "markerfacecolor": "none", "markersize": 5},
+        "◇ the paper's gain on CC12M, same set and metric",
     ),
 }
 
@@ -77,9 +74,8 @@ def forest_chart(
     if not len(rows):
         return None
     dots, colors, gains = _paired_differences(results, rows), colors_of(results.models), paper_gains()
-    ends = np.nan_to_num(np.abs(rows[["difference", "low", "high"]].to_numpy(float)))
-    farthest = max(1.25 * float(ends.max()), 1.05 * float(np.abs(np.concatenate(dots)).max(initial=0.01)))
-    reach = min(100 * farthest, 100.0)
+    farthest = 1.25 * float(np.nanmax(np.abs(rows[["difference", "low", "high"]].to_numpy(float))))
+    reach = min(100 * max(farthest, 1.05 * float(np.abs(np.concatenate(dots)).max(initial=0.01))), 100.0)
     several = rows["arm"].nunique() > 1 and by == "label"
     figure = new_figure(WIDTH, 1)
     axes = figure.subplots()
@@ -104,44 +100,45 @@ def forest_chart(
         if pd.notna(row["margin"]):
             margin = 100 * row["margin"]
             axes.fill_betweenx([y - 0.22, y + 0.3], -margin, margin, color=GRID, alpha=0.8, linewidth=0)
-            marks.add("margin")
+            marks.add("margin of equivalence")
         axes.plot([100 * row["low"], 100 * row["high"]], [y, y], color=color, linewidth=2.2)
         if len(runs) > 1:
             axes.plot(100 * runs, [y + 0.16] * len(runs), ".", color=color, alpha=0.55, markersize=5)
-            marks.add("run")
+            marks.add("a pair of runs")
         axes.plot(100 * row["difference"], y, "o", color=color, markersize=6)
-        gain = gains.get(paper_key(row), {}).get("CC12M", math.nan) / 100
-        chance = math.nan if pd.isna(row["chance"]) else row["chance"] - row["value_against"]
-        for mark, x in (("chance", chance), ("paper", gain)):
-            if abs(100 * x) < reach:  # False for NaN
-                axes.plot(100 * x, y, linestyle="", clip_on=False, **_MARKS[mark][2])
+        gain = gains.get(paper_key(row), {}).get("CC12M", math.nan)
+        for mark, x in (
+            ("chance", 100 * (row["chance"] - row["value_against"])),
+            ("gain in the paper", gain),
+        ):
+            if abs(x) < reach:  # False for NaN
+                axes.plot(x, y, linestyle="", clip_on=False, **_MARKS[mark][0])
                 marks.add(mark)
     axes.axvline(0, color=INK, linewidth=1)
     axes.set_ylim(y + 0.4, -0.75)
     figure.set_figheight(0.75 + 0.47 * (y + 1))
     axes.set_xlim(-reach, reach)
     axes.set_xlabel("difference, percentage points")
-    drawn = [mark for name, mark in _MARKS.items() if name in marks]
+    drawn = [mark for mark in _MARKS if mark in marks]
     if drawn:
-        handles = [Line2D([], [], linestyle="", **look, label=label) for label, _, look in drawn]
+        handles = [Line2D([], [], linestyle="", **_MARKS[mark][0], label=mark) for mark in drawn]
         figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
     bars = (
         "lines are 95 % intervals over training runs" if is_tested(rows) else "one run each, so no interval"
     )
-    caption = "; ".join(["Differences in percentage points", bars, *(text for _, text, _ in drawn)])
+    caption = "; ".join(["Differences in percentage points", bars, *(_MARKS[mark][1] for mark in drawn)])
     return Chart(name, title, f"{caption}.", figure)
 
 
 def _paired_differences(results: Results, rows: pd.DataFrame) -> list[npt.NDArray[np.float64]]:
     """Return for each row the differences of its pairs of runs; empty if its test is not paired."""
     values = values_of(results.records).set_index(["measure", "model", "seed", "fold"])["value"].sort_index()
-    found = []
-    for _, row in rows.iterrows():
-        differences = pd.Series(dtype=float)
-        if row["test"] == "paired" and row["measure"] >= 0:
-            differences = values.loc[row["measure"], row["arm"]] - values.loc[row["measure"], row["against"]]
-        found.append(differences.dropna().to_numpy(float))
-    return found
+    return [
+        (values[row["measure"], row["arm"]] - values[row["measure"], row["against"]]).dropna().to_numpy(float)
+        if row["test"] == "paired" and row["measure"] >= 0
+        else np.empty(0)
+        for _, row in rows.iterrows()
+    ]
 
 
 def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart | None:
@@ -181,40 +178,16 @@ def out_of_domain_chart(results: Results) -> Chart | None:
 
 
 def pairs_chart(results: Results) -> Chart | None:
-    """Draw the paper's Figure 4: the share of right pairs by pattern (MMVP-VLM) as a radar."""
+    """Draw the data of the paper's Figure 4, as bars: the share of right pairs by pattern (MMVP-VLM)."""
     frame = results.records
     pairs = frame[(frame["task"] == "mmvp") & frame["metric"].str.startswith("pair_accuracy/")]
     if pairs["metric"].nunique() < 3:
         return None
     pairs = pairs[pairs["dataset"] == pairs["dataset"].iloc[0]]
-    (models, cut), colors = _first_models(results, pairs["model"]), colors_of(results.models)
-    table = pairs.pivot_table(index="metric", columns="model", values="value", aggfunc="mean", sort=False)
-    angles = np.linspace(0, 2 * math.pi, len(table), endpoint=False)
-    names = [textwrap.fill(metric.partition("/")[2], 16) for metric in table.index]
-    chance = float(pairs["chance"].mean()) if pairs["chance"].notna().any() else 0.25
-    figure = new_figure(WIDTH, 4.9)
-    axes = figure.subplots(subplot_kw={"projection": "polar"})
-    assert isinstance(axes, PolarAxes)
-    axes.set_theta_zero_location("N")
-    axes.set_theta_direction(-1)
-    for model in models:
-        line = 100 * table[model].to_numpy(float)
-        closed = np.append(angles, angles[0]), np.append(line, line[0])
-        axes.plot(*closed, "o-", color=colors[model], linewidth=1.8, markersize=3.5)
-        axes.fill(angles, line, color=colors[model], alpha=0.08)
-    circle = np.linspace(0, 2 * math.pi, 100)
-    axes.plot(circle, [100 * chance] * 100, color=INK, linestyle=_DASHED, linewidth=1)
-    axes.set_xticks(angles, names, fontsize=8)
-    axes.tick_params(axis="x", pad=12)
-    axes.set_ylim(0, max(50, 110 * np.nanmax(table.to_numpy(float))))
-    axes.spines["polar"].set_visible(False)
-    axes.set_rlabel_position(180 / len(table))
-    add_legend(figure, models, colors)
-    caption = (
-        "Share of pairs, in percent, of which both statements pick their own image; "
-        f"{int(pairs['count'].iloc[0])} pairs per pattern. Dashed: chance, {percent(chance)} %.{cut}"
-    )
-    return Chart("minimal_pairs", "Minimal pairs", caption, figure)
+    rows = [(name.partition("/")[2], group) for name, group in pairs.groupby("metric", sort=False)]
+    caption = "Share of pairs, in percent, of which both statements pick their own image; "
+    caption += f"{int(pairs['count'].iloc[0])} pairs per pattern."
+    return _bar_chart(results, rows, "minimal_pairs", "Minimal pairs", caption)
 
 
 def training_chart(results: Results) -> Chart | None:
@@ -222,18 +195,27 @@ def training_chart(results: Results) -> Chart | None:
     curves, cut = _shown_curves(results)
     if not curves:
         return None
-    losses = [(curve["arm"], _points(curve["step"], curve["loss"])) for curve in curves]
-    validations = [(curve["arm"], curve["validation"]) for curve in curves]
-    scores = [(arm, _points(log["step"], log["score"], 100)) for arm, log in validations if log["score"]]
-    kinds = {"training loss": losses} | ({"validation score, %": scores} if scores else {})
+    kinds: dict[str, Callable[[Curve], Line]] = {
+        "training loss": lambda curve: (np.array(curve["step"], float), np.array(curve["loss"], float))
+    }
+    if any(curve["validation"]["score"] for curve in curves):
+        kinds["validation score, %"] = lambda curve: (
+            np.array(curve["validation"]["step"], float),
+            100 * np.array(curve["validation"]["score"], float),
+        )
     colors = colors_of(results.models)
     figure = new_figure(WIDTH, 0.6 + 2.3 * len(kinds))
     grid = figure.subplots(len(kinds), 1, squeeze=False).ravel()
-    for axes, (label, lines) in zip(grid, kinds.items(), strict=True):
-        _lines(axes, lines, colors, label)
-    all_losses = np.concatenate([loss for _, (_, loss) in losses])
-    grid[0].set_ylim(top=float(np.nanquantile(all_losses, 0.98)) * 1.05)
-    if scores:
+    for axes, (label, line_of) in zip(grid, kinds.items(), strict=True):
+        for arm in _arms(curves):
+            lines = [line_of(curve) for curve in curves if curve["arm"] == arm]
+            _draw_lines(axes, [line for line in lines if len(line[1])], colors[arm])
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.set_xlabel("step")
+        axes.set_ylabel(label)
+    losses = np.concatenate([np.array(curve["loss"], float) for curve in curves])
+    grid[0].set_ylim(top=float(np.nanquantile(losses, 0.98)) * 1.05)
+    if len(kinds) > 1:
         grid[1].set_ylim(0)
     add_legend(figure, _arms(curves), colors)
     caption = (
@@ -243,22 +225,34 @@ def training_chart(results: Results) -> Chart | None:
     return Chart("training", "Training", caption, figure)
 
 
+def _draw_lines(axes: Axes, lines: Sequence[Line], color: str) -> None:
+    """Draw a thin line per run, and a thick one for their mean over the steps that they share."""
+    width, alpha = (1.6, 1.0) if len(lines) == 1 else (0.7, 0.5)
+    for x, y in lines:
+        marker = "o" if len(x) < 12 else None
+        axes.plot(x, y, color=color, linewidth=width, alpha=alpha, marker=marker, markersize=3)
+    if len(lines) > 1:
+        shared = lines[0][0][lines[0][0] <= min(x[-1] for x, _ in lines)]
+        axes.plot(shared, np.mean([np.interp(shared, *line) for line in lines], 0), color=color, linewidth=2)
+
+
 def lambda_chart(results: Results) -> Chart | None:
     """Draw λ and the correlation of A1 and A2 by layer, at the start and the end of training, one line per run."""
     curves, cut = _shown_curves(results, with_lambda=True)
     if not curves:
         return None
-    kinds: dict[str, Callable[[Curve], Any]] = {"λ": lambda curve: curve["lambda"]}
-    if any(_correlations(curve) for curve in curves):
-        kinds["correlation of A1 and A2"] = _correlations
-    towers = [tower for tower in ("vision", "text") if any(curve["lambda"].get(tower) for curve in curves)]
+    kinds = {"λ": [curve["lambda"] for curve in curves]}
+    correlations = [curve["validation"].get("map_correlation") or {} for curve in curves]
+    if any(correlations):
+        kinds["correlation of A1 and A2"] = correlations
+    towers = [tower for tower in ("vision", "text") if any(own.get(tower) for own in kinds["λ"])]
     colors = colors_of(results.models)
     figure = new_figure(WIDTH, 2.5 * len(kinds) + 0.3)
     grid = figure.subplots(len(kinds), len(towers), squeeze=False, sharey="row")
-    for row, (label, read) in zip(grid, kinds.items(), strict=True):
+    for row, (label, values) in zip(grid, kinds.items(), strict=True):
         for axes, tower in zip(row, towers, strict=True):
-            for curve in curves:
-                lines, color = read(curve).get(tower) or [[]], colors[curve["arm"]]
+            for curve, own in zip(curves, values, strict=True):
+                lines, color = own.get(tower) or [[]], colors[curve["arm"]]
                 layers = range(1, len(lines[0]) + 1)
                 axes.plot(layers, lines[0], ":", color=color, linewidth=1)
                 axes.plot(layers, lines[-1], "o-", color=color, markersize=3, linewidth=1.2, alpha=0.8)
@@ -286,12 +280,10 @@ def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) ->
 def _first_models(results: Results, models: Iterable[str]) -> tuple[list[str], str]:
     """Choose the models of a figure, CLIP and DiffCLIP or the study's primary pair before others, and say how many
     are left out."""
-    names = in_order(dict.fromkeys(models))
-    if results.study:
-        row = results.primary
-        first = [] if row is None else [row["arm"], row["against"]]
-    else:
-        first = [name for name in names if variant_in_name(name) in (BASELINE, TREATED)]
+    names, row = in_order(dict.fromkeys(models)), results.primary
+    first = [name for name in names if variant_in_name(name) in (BASELINE, TREATED)]
+    if row is not None:
+        first = [row["arm"], row["against"]]
     chosen = sorted(names, key=lambda name: name not in first)[:_MAX_MODELS]
     cut = f" {len(chosen)} of {len(names)} models." if len(names) > len(chosen) else ""
     return in_order(chosen), cut
@@ -307,30 +299,27 @@ def _bar_chart(
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
-    has_sd = has_interval = has_chance = False
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line of chance
+    look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "zorder": 5}
+    whiskers: dict[str, None] = {}
     for y, (_, frame) in enumerate(rows):
         values = values_of(frame)
-        for i, model in enumerate(models):
-            value, low, high = _estimate(values[values["model"] == model])
-            center = y - 0.4 + height * (i + 0.5)
-            axes.barh(center, value, height * 0.9, color=colors[model])
+        for center, model in zip(y - 0.4 + height * (np.arange(len(models)) + 0.5), models, strict=True):
+            own = values[values["model"] == model]
+            mean, low, high = 100 * own[["value", "low", "high"]].astype(float).mean()
+            if len(own) > 1:
+                sd = 100 * float(own["value"].std(ddof=1))
+                low, high = mean - sd, mean + sd
+                whiskers["± one standard deviation over training runs"] = None
+            elif not math.isnan(low):
+                whiskers["95 % interval over items"] = None
+            low, high = max(low, 0.0), min(high, 100.0)
+            axes.barh(center, mean, height * 0.9, color=colors[model])
             axes.plot([low, high], [center, center], color=INK, linewidth=0.9)
-            if not math.isnan(value):
-                end = (np.nanmax([value, high]), center)
-                look: dict[str, Any] = {
-                    "textcoords": "offset points",
-                    "va": "center",
-                    "fontsize": 7.5,
-                    "zorder": 5,
-                }
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line of chance
-                axes.annotate(f"{value:.1f}", end, (4, 0), bbox=box, **look)
-        has_sd |= bool((values.groupby("model").size() > 1).any())
-        has_interval |= bool(values["low"].notna().any())
-        if values["chance"].notna().any():
-            chance = 100 * values["chance"].mean()
-            axes.plot([chance, chance], [y - 0.45, y + 0.45], color=INK, linestyle=_DASHED, linewidth=1)
-            has_chance = True
+            if not math.isnan(mean):
+                axes.annotate(f"{mean:.1f}", (np.nanmax([mean, high]), center), (4, 0), bbox=box, **look)
+        chance = 100 * values["chance"].mean()  # NaN, which is not drawn, without one
+        axes.plot([chance, chance], [y - 0.45, y + 0.45], color=INK, linestyle=_DASHED, linewidth=1)
     axes.set_yticks(range(len(rows)), [textwrap.fill(label, 24) for label, _ in rows])
     axes.invert_yaxis()
     axes.set_xlim(0)
@@ -338,24 +327,14 @@ def _bar_chart(
     axes.grid(False, axis="y")
     axes.set_xlabel("%")
     add_legend(figure, models, colors)
-    whiskers = "± one standard deviation over training runs" if has_sd else "95 % interval over items"
-    notes = [f" Whiskers: {whiskers}."] if has_sd or has_interval else []
-    notes += [" Dashed: chance."] if has_chance else []
+    notes = [f" Whiskers: {' or '.join(whiskers)}."] if whiskers else []
+    notes += [" Dashed: chance."] if any(frame["chance"].notna().any() for _, frame in rows) else []
     return Chart(name, title, f"{caption}{''.join(notes)}{cut}", figure)
 
 
 def _widest(frame: pd.DataFrame) -> pd.DataFrame:
     """Keep only the measure that most models have, because values of different measures are not comparable."""
     return frame[frame["measure"] == frame.groupby("measure")["model"].nunique().idxmax()]
-
-
-def _estimate(values: pd.DataFrame) -> tuple[float, float, float]:
-    """Return value and whisker ends in percent: ± one sd over seeds, else the interval over items, within 0 and 100."""
-    mean, low, high = values[["value", "low", "high"]].astype(float).mean()
-    if len(values) > 1:
-        sd = float(values["value"].std(ddof=1))
-        low, high = mean - sd, mean + sd
-    return 100 * mean, 100 * max(low, 0.0), 100 * min(high, 1.0)
 
 
 def _shown_curves(results: Results, with_lambda: bool = False) -> tuple[list[Curve], str]:
@@ -367,28 +346,3 @@ def _shown_curves(results: Results, with_lambda: bool = False) -> tuple[list[Cur
 
 def _arms(curves: Sequence[Curve]) -> list[str]:
     return in_order(dict.fromkeys(curve["arm"] for curve in curves))
-
-
-def _correlations(curve: Curve) -> dict[str, Any]:
-    return curve["validation"].get("map_correlation") or {}
-
-
-def _points(x: Sequence[float], y: Sequence[float | None], scale: float = 1) -> Line:
-    return np.array(x, float), scale * np.array(y, float)
-
-
-def _lines(axes: Axes, lines: Sequence[tuple[str, Line]], colors: dict[str, str], label: str) -> None:
-    """Draw a thin line per run, and a thick one for the mean of an arm's runs over the steps that they share."""
-    for model, color in colors.items():
-        model_lines = [line for arm, line in lines if arm == model]
-        width, alpha = (1.6, 1.0) if len(model_lines) == 1 else (0.7, 0.5)
-        for x, y in model_lines:
-            marker = "o" if len(x) < 12 else None
-            axes.plot(x, y, color=color, linewidth=width, alpha=alpha, marker=marker, markersize=3)
-        if len(model_lines) > 1:
-            shared = model_lines[0][0][model_lines[0][0] <= min(x[-1] for x, _ in model_lines)]
-            mean = np.mean([np.interp(shared, x, y) for x, y in model_lines], axis=0)
-            axes.plot(shared, mean, color=color, linewidth=2)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.set_xlabel("step")
-    axes.set_ylabel(label)

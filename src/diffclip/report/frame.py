@@ -11,7 +11,7 @@ import pandas as pd
 
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
-from diffclip.evaluation.records import has_records, load_records
+from diffclip.evaluation.records import load_records, record_files
 from diffclip.evaluation.verdicts import (
     IDENTITY,
     Contrast,
@@ -104,7 +104,7 @@ def read_results(paths: Sequence[str | Path], against: str | None = None) -> Res
         raise InputError(f"{studies[0]} and {studies[1]} are two studies: give one of them")
     curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
     # folders without results have runs that were not evaluated
-    evaluated = [path for path in sources if not path.is_dir() or has_records(path)]
+    evaluated = [path for path in sources if record_files(path)]
     records = load_records(evaluated)
     if records.empty and not curves:
         names = ", ".join(map(str, sources))
@@ -135,16 +135,14 @@ def results_of(
     """Make `Results` from a table of loose records, as `load_records` returns it: a family per contrast."""
     frame = _prepare(records)
     contrasts = loose_contrasts(frame["model"].unique(), against)
-    endpoints = tuple(_endpoints(frame, headlines(frame))) if contrasts else ()
-    parts = [
-        compute_verdicts(frame, Family(secondary=endpoints, contrasts=(contrast,))) for contrast in contrasts
-    ]
-    if not parts:
+    if not contrasts:
         return Results(frame, curves=list(curves))
-    verdicts = pd.concat([part[part["verdict"] != "not measured"] for part in parts])
+    endpoints = tuple(_endpoints(frame, headlines(frame)))
+    families = [Family(secondary=endpoints, contrasts=(contrast,)) for contrast in contrasts]
+    verdicts = pd.concat([compute_verdicts(frame, family) for family in families])
     # by measure, so that the models of a measure stand together
-    order = verdicts.reset_index(names="place").sort_values("place", kind="stable").drop(columns="place")
-    return Results(frame, _with_labels(order.reset_index(drop=True), frame), list(curves))
+    verdicts = verdicts[verdicts["verdict"] != "not measured"].sort_index(kind="stable")
+    return Results(frame, _with_labels(verdicts.reset_index(drop=True), frame), list(curves))
 
 
 def loose_contrasts(models: Iterable[str], against: str | None = None) -> list[Contrast]:
@@ -168,11 +166,9 @@ def clip_of(model: str, models: Sequence[str]) -> str | None:
     If there are several, or if a name contains a run or file in brackets, no other CLIP is known to be trained alike.
     """
     baselines = [name for name in models if variant_in_name(name) == BASELINE]
-    baseline = model.replace(variant_in_name(model), BASELINE)
-    if baseline in baselines:
-        return baseline
+    own = model.replace(variant_in_name(model), BASELINE)
     alone = len(baselines) == 1 and not any(name.endswith(")") for name in (model, *baselines))
-    return baselines[0] if alone else None
+    return own if own in baselines else baselines[0] if alone else None
 
 
 def count_missing(study: dict[str, Any], runs: pd.DataFrame, family: Family) -> int:
@@ -217,7 +213,7 @@ def _with_labels(verdicts: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     rows = verdicts.to_dict("records")
     found = [numbers.get(measure_key(row), -1) for row in rows]
     labels = [
-        measure_label(row) if measure < 0 else str(fields.loc[measure, "label"])
+        fields.loc[measure, "label"] if measure >= 0 else measure_label(row)
         for measure, row in zip(found, rows, strict=True)
     ]
     return verdicts.assign(measure=found, label=labels, share=[is_share(row) for row in rows])
@@ -237,16 +233,13 @@ def values_of(records: pd.DataFrame) -> pd.DataFrame:
 
 def measures_of(records: pd.DataFrame) -> pd.DataFrame:
     """Make a table of the measures, indexed by `measure`: their fields and `label`, in the order of the records."""
-    columns = [*IDENTITY, "chance"]
-    measures = records.groupby("measure", sort=False)[columns].first()
     # `first` skips missing values, which is right for chance; the other fields are equal within a measure
+    measures = records.groupby("measure", sort=False)[[*IDENTITY, "chance"]].first()
     measures = measures.assign(label=[measure_label(row) for row in measures.to_dict("records")])
     for name, words in (("split", ", {}"), ("templates", ", {:.0f} templates"), ("study", ", {}")):
         several = measures.groupby("label")[name].transform(lambda own: own.nunique(dropna=False)) > 1
-        unclear = several & measures[name].notna()
-        measures["label"] = measures["label"].mask(
-            unclear, measures["label"] + measures[name].map(words.format, "ignore")
-        )
+        endings = measures[name].astype(object).map(words.format, "ignore").where(several).fillna("")
+        measures["label"] = measures["label"] + endings
     return measures
 
 

@@ -10,25 +10,12 @@ import pandas as pd
 
 from diffclip.config import VARIANTS
 from diffclip.evaluation.averages import SIX_TASKS
-from diffclip.names import DATASETS, MAPS, METRICS, OTHER_TASKS, TASKS
+from diffclip.names import DATASETS, MAPS, OTHER_TASKS, TASKS, metric_of
 
 _TASKS = TASKS | OTHER_TASKS
-_PANEL_METRICS = {
-    "linear probing": "accuracy",
-    "few-shot": "accuracy",
-    "image retrieval": "R@5",
-    "text retrieval": "R@5",
-    "zero-shot": "top-1",
-    "out of domain": "top-1",
-}
 _BARE = ("mechanics", "retrieval", "robustness", SIX_TASKS, "validation", "training", "cost")
 """Tasks that a label does not name, because the metric's own label is clear."""
 ASIDE = ("training", "cost")  # tasks without an evaluation set
-_NOT_SHARES = (
-    *("inside_over_area", "effective_patches", "lambda", "local_lipschitz", "map_correlation"),
-    *("gradient_cosine", "sink_ratio", "sink_value_norm"),
-    *("head_redundancy", "noise_correlation", "output_redundancy"),
-)
 
 
 def in_order(models: Iterable[str]) -> list[str]:
@@ -49,18 +36,13 @@ def variant_in_name(model: str) -> str:
 
 def metric_label(row: Mapping[str, Any]) -> str:
     """Name a record's task and metric for people, without the set: "zero-shot top-1", "text→image R@5"."""
-    metric = str(row["metric"])
-    base, _, pattern = metric.partition("/")
-    kind, separator, k = base.partition("_retrieval_recall@")
-    if separator:
-        name = f"{'text→image' if kind == 'image' else 'image→text'} R@{k}"
-    else:
-        name = METRICS.get(base, base.replace("_", " "))
+    base, _, pattern = str(row["metric"]).partition("/")
+    kind, _, k = base.partition("_retrieval_recall@")
+    arrow = {"image": "text→image", "text": "image→text"}.get(kind)
+    name = f"{arrow} R@{k}" if arrow and k else metric_of(base).label
     task = str(row["task"])
-    if task in ("focus", "mmvp"):
-        name = f"{_TASKS.get(task, task)}: {name}"
-    elif task not in _BARE:
-        name = f"{_TASKS.get(task, task)} {name}"
+    if task not in _BARE:
+        name = f"{_TASKS.get(task, task)}{':' * (task in ('focus', 'mmvp'))} {name}"
     if pd.notna(row.get("epsilon")):
         name = f"{name}, ε={row['epsilon']:g}/255"
     return f"{name}: {pattern}" if pattern else name
@@ -69,7 +51,9 @@ def metric_label(row: Mapping[str, Any]) -> str:
 def measure_label(row: Mapping[str, Any]) -> str:
     """Name a record's measure for people: "zero-shot top-1, CIFAR-10", "few-shot accuracy, mean of 9 sets"."""
     if row["task"] == SIX_TASKS:
-        name = f"{row['dataset']} {_PANEL_METRICS.get(row['dataset'], row['metric'])}"
+        panel = str(row["dataset"])
+        accuracy = "top-1" if panel in ("zero-shot", "out of domain") else "accuracy"
+        name = f"{panel} {'R@5' if 'retrieval' in panel else accuracy}"
         sets = [_set_name(one) for one in row["of"] or ()] if isinstance(row.get("of"), (tuple, list)) else []
         if len(sets) > 3:
             return f"{name}, mean of {len(sets)} sets"
@@ -93,14 +77,9 @@ def _set_name(name: str) -> str:
     return DATASETS.get(dataset, dataset) + (f" ({rest})" if comma else "")
 
 
-def capitalized(name: str) -> str:
-    """Capitalize the first letter, and leave all others as they are."""
-    return name[:1].upper() + name[1:]
-
-
 def is_share(row: Mapping[str, Any]) -> bool:
     """Tell whether a metric is a share, which is shown in percent."""
-    return row["task"] != "cost" and row["metric"] not in _NOT_SHARES
+    return row["task"] != "cost" and metric_of(row["metric"].partition("/")[0]).bounds == (0.0, 1.0)
 
 
 def percent(value: float | None, share: bool = True, sign: bool = False) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -96,26 +96,34 @@ def build_report(
         charts.append(figures.values_chart(results, measures, "Values"))
         note = BRACKETS if results.has_several_seeds else f"{ONE_RUN} {BRACKETS}"
         table = tables.values_table(results, measures, "Values by measure (%)", note, "comparison")
-    sections = []
+    arms_tables, family_tables = list[Table](), list[Table]()
     if len(arms) > 1:
         heading = f"Arms: {arms['label'].iloc[0]}"
         charts.append(figures.forest_chart(results, arms, heading, "arms", "arm"))
-        arms_table = comparison_table(results, arms, heading, "arms", "arm")
-        sections.append(Section("arms", "Arms and ablations", tables=[arms_table]))
+        arms_tables = [comparison_table(results, arms, heading, "arms", "arm")]
     if len(verdicts) > max(len(tasks), len(arms)) and is_tested(verdicts):
-        every = comparison_table(results, verdicts, "Every declared comparison", "family")
-        sections.append(Section("family", "Every declared comparison", tables=[every]))
-    paper_charts = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
+        family_tables = [comparison_table(results, verdicts, "Every declared comparison", "family")]
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
-    maps, of_paper = _make([tables.maps_table], results), paper_tables(results, printed)
-    sections.append(Section("maps", "Maps and their baselines", tables=maps, open=only_maps))
-    drawn = _make(paper_charts, results)
-    sections.append(Section("paper", "The paper's figures and tables", drawn, of_paper, printed))
-    training_charts = (figures.training_chart, figures.lambda_chart)
-    sections.append(Section("training", "Training", _make(training_charts, results), open=records.empty))
+    of_paper = [figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart]
+    training = [figures.training_chart, figures.lambda_chart]
     numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
-    sections.append(Section("numbers", "Every number", tables=numbers))
-    sections.append(Section("runs", "Runs", tables=_make([tables.runs_table], results)))
+    sections = [
+        Section("arms", "Arms and ablations", tables=arms_tables),
+        Section("family", "Every declared comparison", tables=family_tables),
+        Section(
+            "maps", "Maps and their baselines", tables=_make([tables.maps_table], results), open=only_maps
+        ),
+        Section(
+            "paper",
+            "The paper's figures and tables",
+            _make(of_paper, results),
+            paper_tables(results, printed),
+            open=printed,
+        ),
+        Section("training", "Training", _make(training, results), open=records.empty),
+        Section("numbers", "Every number", tables=numbers),
+        Section("runs", "Runs", tables=_make([tables.runs_table], results)),
+    ]
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
     if records.empty:
@@ -123,11 +131,16 @@ def build_report(
         sections = [*folders, *sections]
     else:
         summary, sections = headline(results), [*sections, *folders]
-    drawn_charts = [chart for chart in charts if chart]
     protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
-    unique = [str(text) for text in dict.fromkeys(protocols) if text][:40]
-    notes = cautions(results)
-    return Report(title or _title(results, paths), summary, notes, drawn_charts, table, sections, unique)
+    return Report(
+        title or _title(results, paths),
+        summary,
+        cautions(results),
+        [chart for chart in charts if chart],
+        table,
+        sections,
+        [str(text) for text in dict.fromkeys(protocols) if text][:40],
+    )
 
 
 def write_report(
@@ -226,7 +239,7 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
 
 def run_facts(run: Run) -> dict[str, str]:
     """Return facts about a run by name, with its state and step; unknown facts are left out."""
-    last, state = run.rows[-1], run.state(time.time())
+    last, state, start = run.rows[-1], run.state(time.time()), run.starts[-1] if run.starts else {}
     end = f": {run.ended['how']}" if state == "stopped" and run.ended.get("how") else ""
     total = f" of {run.steps:,} ({100 * last['step'] / run.steps:.0f} %)" if run.steps else ""
     moment = datetime.fromtimestamp(last.get("time") or run.write_time)
@@ -239,12 +252,9 @@ def run_facts(run: Run) -> dict[str, str]:
         facts["rate"] += f", {100 * wait:.0f} % of the time waiting for data" if wait else ""
     if state == "going" and last.get("seconds_left") is not None:
         facts["time left"] = f"{last['seconds_left'] / 60:,.0f} min"
-    known = {name: run.recipe.get(name) for name in _SETTINGS}
-    facts["recipe"] = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-    start = run.starts[-1] if run.starts else {}
+    facts["recipe"] = _list_facts({name: run.recipe.get(name) for name in _SETTINGS})
     for name in ("machine", "processes", "versions", "git", "data"):
-        known = {key: value for key, value in (start.get(name) or {}).items() if value}
-        facts[name] = ", ".join(f"{key} {_fact(key, value)}" for key, value in known.items())
+        facts[name] = _list_facts({key: value or None for key, value in (start.get(name) or {}).items()})
     gpus = Counter(gpu.get("name", "GPU") for gpu in start.get("gpus") or [])
     facts["GPUs"] = ", ".join(f"{count} × {name}" for name, count in gpus.items())
     facts["command"] = str(start.get("command") or "")
@@ -252,13 +262,16 @@ def run_facts(run: Run) -> dict[str, str]:
     return {name: text for name, text in facts.items() if text}
 
 
-def _fact(name: str, value: object) -> str:
-    """Write a value for people: lists without brackets, memory in GiB."""
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    if isinstance(value, int) and "memory" in name:
-        return f"{value / 2**30:.1f} GiB"
-    return str(value)
+def _list_facts(facts: dict[str, Any]) -> str:
+    """List named values that are known: lists without brackets, memory in GiB."""
+    texts = []
+    for name, value in facts.items():
+        if isinstance(value, (list, tuple)):
+            value = ", ".join(map(str, value))
+        elif isinstance(value, int) and "memory" in name:
+            value = f"{value / 2**30:.1f} GiB"
+        texts += [f"{name} {value}"] if value is not None else []
+    return ", ".join(texts)
 
 
 def _title(results: Results, paths: Sequence[str | Path]) -> str:

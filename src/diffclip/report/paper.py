@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -38,33 +38,41 @@ def paper_tables(results: Results, printed: bool = False) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
+def _panel(results: Results, panel: str) -> pd.DataFrame:
+    """Return the records of a panel on clean images, with those of its average as the set "average"."""
+    frame, (task, metric) = results.records, PANELS[panel]
+    frame = frame[frame["corruption"].isna()]
+    is_average = (frame["task"] == SIX_TASKS) & (frame["dataset"] == panel) & (frame["metric"] == AVERAGE)
+    of_task = frame[frame["task"] == task]
+    of_task = of_task[of_task["metric"] == (metric or of_task["dataset"].map(headline_metric))]
+    return pd.concat([of_task, frame[is_average].assign(dataset="average")])
+
+
 def _by_set(results: Results, name: str, printed: bool) -> Table | None:
     """Make Table 1 or 2: a row per model and part, a column per set, and the average."""
-    title, parts = _BY_SET[name]
-    frame = results.records[results.records["corruption"].isna()]
-    tasks = {PANELS[panel][0] for panel in parts.values()}
-    sets = _sorted_sets(frame.loc[frame["task"].isin(tasks), "dataset"])
+    title, panels = _BY_SET[name]
+    parts = {label: _panel(results, panel) for label, panel in panels.items()}
+    sets = _sorted_sets(dataset for part in parts.values() for dataset in part["dataset"])
     rows: list[list[str]] = []
-    for label, panel in parts.items():
-        task, metric = PANELS[panel]
-        measures = {
-            dataset: _measure(results, task, dataset, metric or headline_metric(dataset)) for dataset in sets
-        }
-        if not any(measure is not None for measure in measures.values()):
+    for label, part in parts.items():
+        if part["dataset"].isin(["average"]).all():
             continue
-        measures["average"] = _measure(results, SIX_TASKS, panel, AVERAGE)
-        rows += [[f"{row[0]}, {label}", *row[1:]] for row in _rows(results, measures)]
-        for row in paper_numbers()["tables"][PRINTED[panel]] if printed else ():
+        # of measures with one name, the one that most models have
+        models = part.groupby(["dataset", "measure"])["model"].nunique().sort_values(kind="stable")
+        best = models.reset_index("measure")["measure"].groupby("dataset").last()
+        values = values_of(part[part["measure"] == part["dataset"].map(best)])
+        values = values.assign(dataset=values["measure"].map({measure: one for one, measure in best.items()}))
+        means = values.pivot_table(index="model", columns="dataset", values="value").reindex(columns=sets)
+        rows += [[f"{model}, {label}", *map(percent, means.loc[model])] for model in in_order(means.index)]
+        for row in paper_numbers()["tables"][PRINTED[panels[label]]] if printed else ():
             has_average = row["values"].keys() <= {*sets, "average"} and len(row["values"]) > 2
-            cells = [_cell(row["values"].get(dataset), row["gains"].get(dataset)) for dataset in sets]
-            average = _cell(row["values"]["average"], row["gains"].get("average")) if has_average else "–"
+            columns = [one if has_average or one != "average" else "" for one in sets]
+            cells = [_cell(row["values"].get(column), row["gains"].get(column)) for column in columns]
             if set(cells) != {"–"}:
-                rows.append([f"{row['model']}, {row['pretraining']}, {label} (paper)", *cells, average])
+                rows.append([f"{row['model']}, {row['pretraining']}, {label} (paper)", *cells])
     if not rows:
         return None
-    content = pd.DataFrame(
-        rows, columns=["model", *(DATASETS.get(dataset, dataset) for dataset in sets), "average"]
-    )
+    content = pd.DataFrame(rows, columns=["model", *(DATASETS.get(dataset, dataset) for dataset in sets)])
     return Table(name, title, content.loc[:, content.ne("–").any()], _note(printed))
 
 
@@ -91,11 +99,7 @@ def _pope(results: Results, printed: bool) -> Table | None:
 def _spread(results: Results, name: str, printed: bool) -> Table | None:
     """Make Table 4 or 5: mean ± standard deviation over the draws of an evaluation, by set."""
     title, panel = _SPREAD[name]
-    task, metric = PANELS[panel]
-    frame = results.records[results.records["corruption"].isna()]
-    averages = frame[(frame["task"] == SIX_TASKS) & (frame["dataset"] == panel)].assign(dataset="average")
-    frame = frame[frame["task"] == task]
-    frame = pd.concat([frame[frame["metric"] == (metric or frame["dataset"].map(headline_metric))], averages])
+    frame = _panel(results, panel)
     groups = frame.groupby(["dataset", "model", "seed"], dropna=False, sort=False)
     spread = groups.agg(
         mean=("value", "mean"), std=("value", "std"), count=("value", "size"), draws=("draw", "count")
@@ -106,54 +110,36 @@ def _spread(results: Results, name: str, printed: bool) -> Table | None:
     means = (100 * spread).groupby(["dataset", "model"], sort=False)[["mean", "std"]].mean()
     cells = {key: f"{row['mean']:.1f} ± {row['std']:.1f}" for key, row in means.iterrows()}
     sets = _sorted_sets(dataset for dataset, _ in cells)
-    models = in_order(dict.fromkeys(frame["model"]))
-    rows = [[model, *(cells.get((dataset, model), "–") for dataset in sets)] for model in models]
+    rows = [
+        [model, *(cells.get((dataset, model), "–") for dataset in sets)]
+        for model in in_order(dict.fromkeys(frame["model"]))
+    ]
     for row in paper_numbers()["tables"][f"{PRINTED[panel]}-seeds"] if printed else ():
-        known = row["values"]
-        numbers = [
-            f"{known[dataset]:.1f} ± {row['sds'][dataset]:.1f}" if dataset in known else "–"
-            for dataset in sets
-        ]
-        if set(numbers) != {"–"}:
-            rows.append([f"{row['model']}, {row['pretraining']} (paper)", *numbers])
+        known = {key: f"{value:.1f} ± {row['sds'][key]:.1f}" for key, value in row["values"].items()}
+        if known.keys() & set(sets):
+            label = f"{row['model']}, {row['pretraining']} (paper)"
+            rows.append([label, *(known.get(dataset, "–") for dataset in sets)])
     note = "Standard deviation over repetitions of the evaluation of one model, as in the paper's Appendix B."
     heads = ["model", *(DATASETS.get(dataset, dataset) for dataset in sets)]
     return Table(name, title, pd.DataFrame(rows, columns=heads), note)
 
 
 def _sorted_sets(sets: Iterable[str]) -> list[str]:
-    """Sort sets as the paper does, others last."""
+    """Sort sets as the paper does, then others, and the average last."""
     order = list(DATASETS)
-    return sorted(dict.fromkeys(sets), key=lambda one: order.index(one) if one in order else len(order))
-
-
-def _measure(results: Results, task: str, dataset: str, metric: str) -> int | None:
-    """Find a measure; if several have this name, the one that most models have."""
-    frame = results.records
-    rows = frame[(frame["task"] == task) & (frame["dataset"] == dataset) & (frame["metric"] == metric)]
-    rows = rows[rows["corruption"].isna()]
-    return None if rows.empty else int(rows.groupby("measure")["model"].nunique().idxmax())
-
-
-def _rows(results: Results, measures: Mapping[str, int | None]) -> list[list[str]]:
-    """Write a row per model: the value of each measure."""
-    values = values_of(results.records)
-    columns = [-1 if measure is None else measure for measure in measures.values()]
-    means = values.pivot_table(index="model", columns="measure", values="value").reindex(columns=columns)
-    means = means.dropna(how="all")
-    return [[model, *map(percent, means.loc[model])] for model in in_order(means.index)]
+    found = list(dict.fromkeys(sets))
+    found.sort(key=lambda one: order.index(one) if one in order else len(order) + (one == "average"))
+    return found
 
 
 def _cell(value: float | None, gain: float | None = None) -> str:
     """Write a value in percent with a gain in points: "76.2 (+3.7)"."""
-    text = "" if value is None or pd.isna(value) else f"{value:.1f}"
-    brackets = "" if gain is None or pd.isna(gain) else f"({percent(gain / 100, sign=True)})"
+    text = "" if value is None else f"{value:.1f}"
+    brackets = "" if gain is None else f"({percent(gain / 100, sign=True)})"
     return " ".join(filter(None, (text, brackets))) or "–"
 
 
 def _note(printed: bool) -> str:
-    numbers = paper_numbers()
-    note = (
-        f"Rows marked (paper): {numbers['paper']}; {numbers['architecture']}; in brackets the gain over CLIP."
-    )
+    paper = paper_numbers()
+    note = f"Rows marked (paper): {paper['paper']}; {paper['architecture']}; in brackets the gain over CLIP."
     return note if printed else ""

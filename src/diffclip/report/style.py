@@ -55,7 +55,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 def colors_of(models: Sequence[str]) -> dict[str, str]:
     """Choose a color for each model by the variant in its name."""
-    return dict(zip(models, choose_colors([variant_in_name(model) for model in models]), strict=True))
+    return dict(zip(models, choose_colors(map(variant_in_name, models)), strict=True))
 
 
 def choose_colors(variants: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from diffclip.report.compare import (
     verdict_text,
 )
 from diffclip.report.frame import BY_LAYER, Results, measures_of, values_of
-from diffclip.report.names import capitalized, in_order, interval, is_share, p_text, percent
+from diffclip.report.names import in_order, interval, is_share, p_text, percent
 from diffclip.report.printed import format_gain, paper_gains, paper_key
 
 _LATEX_ESCAPES = str.maketrans(
@@ -91,25 +91,22 @@ def comparison_table(
         return values_table(results, measures, title, f"{ONE_RUN} {BRACKETS}", name)
     one_pair = len(verdicts[["arm", "against"]].drop_duplicates()) == 1
     one_baseline = verdicts["against"].nunique() == 1
-    gains = paper_gains()
-    rows = []
+    gains, rows = paper_gains(), []
     for _, row in verdicts.iterrows():
         share = bool(row["share"])
         if by == "arm":
             cells = {"arm − baseline": contrast_of(row)}
         else:
-            model = {"model": row["arm"] if one_baseline else contrast_of(row)}
-            cells = {"measure": row["label"]} | ({} if one_pair else model)
+            cells = {"measure": row["label"]}
+            cells |= {} if one_pair else {"model": row["arm"] if one_baseline else contrast_of(row)}
         cells[row["arm"] if one_pair else "value"] = percent(row["value"], share)
         cells[row["against"] if one_baseline else "baseline"] = percent(row["value_against"], share)
-        if by == "label":
-            cells["chance"] = percent(row["chance"], share)
+        cells |= {"chance": percent(row["chance"], share)} if by == "label" else {}
         cells["difference"] = percent(row["difference"], share, sign=True)
         cells["95 % interval"] = interval(row["low"], row["high"], share, sign=True)
         cells["p"] = p_text(row["p_corrected"]) + (" (primary)" if row["primary"] else "")
         cells["runs"] = runs_text(row)
-        if by == "arm":
-            cells |= _costs(results, row["arm"], row["against"])
+        cells |= _costs(results, row["arm"], row["against"]) if by == "arm" else {}
         if gain := gains.get(paper_key(row)):
             cells["paper"] = format_gain(gain)
         rows.append(cells | {"verdict": verdict_text(row)})
@@ -157,17 +154,17 @@ def values_table(
     """Make a table of values, with or without intervals over items: one row per measure, one column per model."""
     fields, values = measures_of(results.records), values_of(results.records)
     selected = values[values["measure"].isin(measures)]
-    means = selected.groupby(["measure", "model"])[["value", "low", "high"]].mean()
     models = in_order(dict.fromkeys(selected["model"]))
+    means = selected.groupby(["measure", "model"])[["value", "low", "high"]].mean()
+    means = means.reindex(pd.MultiIndex.from_product([measures, models]))
     rows = []
     for measure in measures:
         share = is_share(fields.loc[measure])
-        cells = []
-        for model in models:
-            value, low, high = means.loc[(measure, model)] if (measure, model) in means.index else [None] * 3
+        cells = [fields.loc[measure, "label"]]
+        for value, low, high in means.loc[measure].itertuples(index=False):
             bounds = interval(low, high, share) if intervals else ""
             cells.append(percent(value, share) + (f" [{bounds}]" if bounds else ""))
-        rows.append([fields.loc[measure, "label"], *cells, percent(fields.loc[measure, "chance"], share)])
+        rows.append([*cells, percent(fields.loc[measure, "chance"], share)])
     return Table(name, title, pd.DataFrame(rows, columns=["task", *models, "chance"]), note)
 
 
@@ -202,7 +199,7 @@ def layers_tables(results: Results) -> list[Table]:
     tables = []
     for task, metrics in BY_LAYER.items():
         measures = frame.loc[frame["task"].eq(task) & frame["metric"].isin(metrics), "measure"]
-        title = f"{capitalized(task)} by layer"
+        title = f"{task.capitalize()} by layer"
         if len(measures):
             tables.append(values_table(results, list(measures.unique()), title, "", f"{task}_layers"))
     return tables
