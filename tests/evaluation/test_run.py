@@ -1,7 +1,5 @@
 """Suites on real files: finished tasks are reused, a failure ends one task, and the file of records loses nothing."""
 
-import json
-import math
 import os
 import shutil
 import tarfile
@@ -13,12 +11,11 @@ from made_sets import tar_of
 from masked_sets import animals, write_class_set, write_masked
 from subjects import run, setting, subject
 
-import diffclip
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.evaluation_sets import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import PARAMETERS, CorruptedTransform
-from diffclip.evaluation.records import Record, read_records, write_records
+from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
 from diffclip.evaluation.run import TASKS, Sets, run_entries, run_task
 from diffclip.evaluation.scores import Score
@@ -217,57 +214,3 @@ def test_splits_with_different_classes_are_refused(tmp_path, task, other):
     words = f"set: {other} and test have different classes: use shards or files"
     with pytest.raises(InputError, match=words):
         run_task(task, setting(subject(), replace(data, beside=beside)))
-
-
-# a Unicode line separator inside a string does not end the line
-FIELDS = {"model": "DiffCLIP-ViT-B-16", "weights": "runs/a\u2028b", "task": "zero-shot", "dataset": "cifar10"}
-FIELDS |= {"split": "test", "metric": "acc1", "value": 0.5, "count": 800, "low": 0.46, "high": 0.54}
-FIELDS |= {"seed": None, "protocol": "zero-shot; 18 templates; ä"}
-
-
-def test_records_and_field_order_survive_a_round_trip(tmp_path):
-    records = [Record(**FIELDS), Record(**FIELDS | {"value": None, "seed": 3})]
-    path = tmp_path / "new" / "results.jsonl"
-    write_records(path, records)
-    assert read_records(path) == records
-    first = path.read_text(encoding="utf-8").split("\n")[0]
-    assert list(json.loads(first)) == [*FIELDS, "chance"]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{not json", "line 3.*JSON"),
-        (json.dumps(FIELDS | {"chance": None, "value": "high"}), "line 3.*value"),
-        (json.dumps(FIELDS | {"chance": None, "value": math.nan}), "line 3.*value"),
-        (json.dumps(FIELDS | {"chance": None, "count": -1}), "line 3.*count"),
-        (json.dumps(FIELDS | {"chance": None, "extra": 1}), "line 3.*extra"),
-    ],
-)
-def test_bad_line_is_refused_with_its_number(tmp_path, line, words):
-    path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps(FIELDS | {"chance": None}) + "\n\n" + line + "\n")
-    with pytest.raises(InputError, match=f"{path}.*{words}") as caught:
-        read_records(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_or_binary_file_of_records_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.jsonl"):
-        read_records(tmp_path / "gone.jsonl")
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="should be UTF-8 text"):
-        read_records(tmp_path / "binary.jsonl")
-    with pytest.raises(InputError, match=r"holds no results\.jsonl"):
-        diffclip.load_records(tmp_path)
-
-
-def test_load_records_has_a_column_per_field_and_a_row_per_record(tmp_path):
-    averaged = Record(**FIELDS, of=("cifar10", "dtd"), draw=2, chance=0.1)
-    write_records(tmp_path / "a" / "results.jsonl", [Record(**FIELDS), averaged])
-    write_records(tmp_path / "b.jsonl", [Record(**FIELDS | {"seed": 3})])
-    table = diffclip.load_records([tmp_path / "a", tmp_path / "b.jsonl"])
-    assert list(table.columns) == list(Record.model_fields)
-    assert table.of[1] == ("cifar10", "dtd")
-    assert table.seed.dropna().tolist() == [3]
-    assert table.chance.mean() == pytest.approx(0.1)
