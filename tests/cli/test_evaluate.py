@@ -156,7 +156,9 @@ def test_a_killed_suite_resumes_to_the_same_results_and_prints_json(
     arguments = [model_folder, "--suite", "quick", "--data-root", root, "--skip-missing"]
     process = get_context("fork").Process(target=suite_of, args=[*arguments, "--output", output])
     process.start()
-    while process.exitcode is None and len(finished_tasks(output)) < 4:  # three, and one that may lack its stamp
+    while (
+        process.exitcode is None and len(finished_tasks(output)) < 4
+    ):  # three, and one that may lack its stamp
         time.sleep(0.01)
     process.kill()
     process.join()
