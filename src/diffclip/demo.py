@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from diffclip.config import BUILT_IN_VARIANTS, VARIANTS
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.data.workers import Progress
 from diffclip.errors import InputError
 from diffclip.evaluation.records import RESULTS_FILE, Record

@@ -126,7 +126,7 @@ def test_report_with_attention_has_figures_2_and_6(tmp_path, save_model, plain, 
 
 
 def test_figure_2_of_a_class_set_uses_class_names_as_texts(model_folder, class_set):
-    from diffclip.data.evaluation_sets import open_set
+    from diffclip.data.open_set import open_set
     from diffclip.report.examples import paper_figures
 
     extras = paper_figures({"DiffCLIP": diffclip.load(model_folder)}, open_set(class_set, "test"))

@@ -7,8 +7,8 @@ from made_sets import write_image
 from PIL import Image
 
 from diffclip.cli.data import make_shards
-from diffclip.data.evaluation_sets import open_set
 from diffclip.data.make_shards import find_captions
+from diffclip.data.open_set import open_set
 from diffclip.data.pairs import Pairs
 from diffclip.errors import Fault, InputError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from made_sets import encoded, noise, tar_of
 
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 
 

@@ -6,7 +6,7 @@ from given import refusal
 from made_sets import write_image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.preprocess import EvalTransform
 
 CAPTIONS = {

@@ -9,7 +9,7 @@ from made_sets import write_image
 from open_clip import IMAGENET_CLASSNAMES
 from timm.data import ImageNetInfo
 
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 
 SYNSETS = ImageNetInfo().label_names()
 SOME = SYNSETS[1:400:2]  # two hundred

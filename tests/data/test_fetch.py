@@ -11,7 +11,7 @@ from torchvision import datasets
 
 from diffclip.data import published_sets
 from diffclip.data.download import fetch
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import DiffCLIPError, InputError
 
 pytest.importorskip("clip_benchmark")

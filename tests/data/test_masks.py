@@ -8,8 +8,8 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 from PIL import Image, ImageOps
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_set
 from diffclip.data.masks import Thing, coverage, crop_box, read_mask
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.preprocess import EvalTransform
 from diffclip.scenes.write import DrawnSet, write_shard
@@ -153,7 +153,7 @@ def test_scenes_have_one_item_for_each_distinct_thing(tmp_path):
 @pytest.mark.parametrize(
     ("lacks", "more", "words"),
     [
-        ("mask.png", {}, r"no sample in .* has image and mask .* give each a .mask.png"),
+        ("mask.png", {}, r"no sample in .* has image and mask .* add a .mask.png"),
         ("txt", {}, "s0000000 has no text for its mask"),
         ("txt", {"cls": "0"}, "has no classnames.txt"),
     ],

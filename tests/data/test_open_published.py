@@ -8,8 +8,8 @@ from given import refusal, write_shard
 from made_sets import CIFAR_NAMES, MAKERS, write_caltech101, write_cifar10, write_sun397
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_set
-from diffclip.data.published_files import draw_split
+from diffclip.data.open_published import draw_split
+from diffclip.data.open_set import open_set
 from diffclip.data.published_sets import PUBLISHED, base_of, images_of
 from diffclip.errors import InputError
 from diffclip.evaluation.suite import Entry, missing_of

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import variant_config
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 
 
 class Items(Dataset):
@@ -61,7 +61,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line(model, scenes) -> None:
     for data, message in (
         (Items(colors, colors.labels), "class names are known: give classnames"),
         ([(np.zeros((4, 4, 3), np.float32), "a")] * 3, "is float32 .*: give a PIL image"),
-        ([(1,)], "has 1 parts"),
+        ([(1,)], r"dataset\[0\] cannot be read .*: give \(image, captions\)"),
         ([], "is empty"),
     ):
         with pytest.raises(InputError, match=message):

@@ -6,7 +6,7 @@ import subjects
 import torch
 from masked_sets import animals, box_mask, png, two_things, write_class_set, write_masked
 
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation import faithfulness as module
 from diffclip.evaluation.faithfulness import RANDOM, STEPS, faithfulness

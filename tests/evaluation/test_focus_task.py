@@ -11,7 +11,7 @@ from subjects import run, subject
 from tiny import image_relevance
 
 from diffclip import CLIP
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluation_mode
 from diffclip.evaluation.focus import focus

@@ -7,7 +7,7 @@ import torch
 from masked_sets import animals, box_mask, png, write_class_set, write_masked
 from subjects import run, subject
 
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.mechanics import mechanics
 from diffclip.evaluation.suite import Entry

@@ -13,8 +13,8 @@ from subjects import setting, subject
 from torch import nn
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_set
-from diffclip.data.published_files import open_choices
+from diffclip.data.open_published import open_choices
+from diffclip.data.open_set import open_set
 from diffclip.data.published_sets import PATTERNS, PUBLISHED
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting

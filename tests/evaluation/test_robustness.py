@@ -11,7 +11,7 @@ from subjects import setting, subject
 from torch import nn
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.robustness import EPSILONS, freeze_parameters, pgd, robustness
 from diffclip.evaluation.zero_shot import zero_shot

@@ -12,7 +12,7 @@ from masked_sets import animals, write_class_set, write_masked
 from subjects import run, setting, subject
 
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import PARAMETERS, CorruptedTransform
 from diffclip.evaluation.records import read_records

@@ -8,8 +8,8 @@ from masked_sets import noise, png, write_masked
 from PIL import Image
 from subjects import run, setting, subject
 
-from diffclip.data.evaluation_sets import open_set
 from diffclip.data.masks import NOT_LABELED, classes_at
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.run import run_task

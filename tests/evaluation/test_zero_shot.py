@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from masked_sets import animals, write_class_set, write_masked
 from subjects import setting, subject
 
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluation_mode, fill_template
 from diffclip.evaluation.zero_shot import retrieval, zero_shot

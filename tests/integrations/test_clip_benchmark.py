@@ -9,7 +9,7 @@ import in_process
 import pytest
 
 import diffclip
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.run import run_task

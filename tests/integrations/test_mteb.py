@@ -9,7 +9,7 @@ import torch
 
 import diffclip
 from diffclip import InputError
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 
 mteb = pytest.importorskip("mteb")
 datasets = pytest.importorskip("datasets")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 import diffclip
 from diffclip import InputError
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_study import STUDY
 
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, load_records
 from diffclip.study.folds import write_folds

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from diffclip.config import variant_config
-from diffclip.data.evaluation_sets import caption_set
+from diffclip.data.open_set import caption_set
 from diffclip.errors import DiffCLIPError
 from diffclip.model import CLIP
 from diffclip.training.accumulate import backward_in_parts

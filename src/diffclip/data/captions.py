@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,80 +44,84 @@ def read_captions(file: Path) -> CaptionFile:
     Raises:
         InputError: the file cannot be read, has no column of images or of captions, or has no caption.
     """
-    ending = file.suffix.lower()
-    faults: list[Fault] = []
-    pairs: Iterable[tuple[Any, ...]]
-    if file.is_dir() or ending in (".parquet", ".arrow"):
-        pairs = _arrow(file)
-    elif ending == ".jsonl":
-        lines = [(number, line) for number, line in enumerate(read_text(file).split("\n"), 1) if line.strip()]
-        objects = [(f"line {number}", _json(line, f"{file}, line {number}")) for number, line in lines]
-        pairs = _pairs_of(objects, file, faults)
-    elif ending == ".json":
-        content = _json(read_text(file), str(file))
-        if isinstance(content, list):
-            objects = [(f"entry {number}", item) for number, item in enumerate(content, 1)]
-            pairs = _pairs_of(objects, file, faults)
-        else:
-            pairs = _coco(content, file, faults).items()
-    elif _TOKEN.match(text := read_text(file)):
-        pairs = _tokens(text, file, faults)
-    else:
-        pairs = _table(text, file, faults)
     captions: Captions = {}
-    for image, texts in pairs:
+    faults: list[Fault] = []
+    for row in _rows(file):
+        if isinstance(row, Fault):
+            faults.append(row)
+            continue
+        image, texts = row
         values = texts if isinstance(texts, list) else [texts]
         if not all(value is None or isinstance(value, str) for value in values):
             raise InputError(f"{file}: the caption of {image} is {texts!r}, which is not text: correct it")
         cleaned = (" ".join(value.split()) for value in values if value)
-        captions.setdefault("" if image is None else str(image).strip(), []).extend(
-            text for text in cleaned if text
-        )
+        name = "" if image is None else str(image).strip()
+        captions.setdefault(name, []).extend(text for text in cleaned if text)
     captions.pop("", None)
     if not any(captions.values()):
-        raise InputError(f"{file} has no caption: give lines of an image and a caption")
+        first = f" (first: {faults[0]})" if faults else ""
+        raise InputError(f"{file} has no caption{first}: give lines of an image and a caption")
     return CaptionFile(captions, faults)
+
+
+Row = tuple[Any, Any] | Fault
+"""An image with its captions, or the fault of a row that is left out."""
+
+
+def _rows(file: Path) -> Iterable[Row]:
+    ending = file.suffix.lower()
+    if file.is_dir() or ending in (".parquet", ".arrow"):
+        return _arrow(file)
+    text = read_text(file)
+    if ending == ".jsonl":
+        lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        return _objects([(place, _json(line, f"{file}, {place}")) for place, line in lines], file)
+    if ending == ".json":
+        content = _json(text, str(file))
+        if isinstance(content, list):
+            return _objects([(f"entry {number}", item) for number, item in enumerate(content, 1)], file)
+        return _coco(content, file)
+    return _tokens(text, file) if _TOKEN.match(text) else _table(text, file)
 
 
 def _json(text: str, source: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{source} is not valid JSON ({error}): correct it") from None
 
 
-def _coco(content: Any, file: Path, faults: list[Fault]) -> Captions:
-    """Read COCO's JSON. The images are in the order of their ids, as in COCO's own reader."""
-    try:
+def _objects(objects: list[tuple[str, Any]], file: Path) -> Iterator[Row]:
+    """Yield image and captions of each object, which is given with its place in the file."""
+    for place, item in objects:
+        columns = _columns(item) if isinstance(item, dict) else (None, None)
+        if None in columns:
+            yield Fault(f"{file}, {place}", "has no image or no caption")
+        else:
+            yield item[columns[0]], item[columns[1]]
+
+
+def _coco(content: Any, file: Path) -> Iterator[Row]:
+    """Yield the rows of COCO's JSON. The images are in the order of their ids, as in COCO's own reader."""
+    advice = "fetch it again, or give a list of objects with image and caption"
+    with explain_errors(f"{file} is not COCO's JSON of captions", advice):
         names = {image["id"]: image["file_name"] for image in content["images"]}
-        captions: Captions = {names[number]: [] for number in sorted(names)}
-        for annotation in content["annotations"]:
-            if annotation["image_id"] in names:
-                captions[names[annotation["image_id"]]].append(annotation["caption"])
-            else:
-                faults.append(
-                    Fault(f"{file}, annotation of image {annotation['image_id']}", "has no such image")
-                )
-    except (KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"{file} is not COCO's JSON of captions ({reason}): fetch it again, or give a list of objects with image "
-            "and caption"
-        ) from error
-    return captions
+        pairs = [(annotation["image_id"], annotation["caption"]) for annotation in content["annotations"]]
+        yield from ((names[number], []) for number in sorted(names))
+        for number, caption in pairs:
+            missing = Fault(f"{file}, annotation of image {number}", "has no such image")
+            yield (names[number], caption) if number in names else missing
 
 
-def _tokens(text: str, file: Path, faults: list[Fault]) -> list[tuple[str, str]]:
-    pairs = []
+def _tokens(text: str, file: Path) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if match := _TOKEN.match(line):
-            pairs.append((match["image"], match["caption"]))
+            yield match["image"], match["caption"]
         elif line.strip():
-            faults.append(Fault(f"{file}, line {number}", "is not NAME#NUMBER<tab>CAPTION"))
-    return pairs
+            yield Fault(f"{file}, line {number}", "is not NAME#NUMBER<tab>CAPTION")
 
 
-def _table(text: str, file: Path, faults: list[Fault]) -> list[tuple[str, str]]:
+def _table(text: str, file: Path) -> Iterator[Row]:
     text = text.replace("\r", " ")  # only \n ends a row, while the reader would also end it at \r
     first = text.partition("\n")[0]
     # without a tab, the first mark is the delimiter: the first line may have other marks in a caption
@@ -131,36 +135,17 @@ def _table(text: str, file: Path, faults: list[Fault]) -> list[tuple[str, str]]:
     except csv.Error as error:
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
     head = rows[0][1] if rows else [""]
-    image, caption = (head.index(_column(head, field, file)) for field in _COLUMN_NAMES)
+    image, caption = map(head.index, _required_columns(head, file))
     # if the captions are the last column, an unquoted delimiter in a caption is part of the caption
-    end, pairs = None if caption == len(head) - 1 else caption + 1, []
+    end = None if caption == len(head) - 1 else caption + 1
     for number, row in rows[1:]:
         if len(row) > max(image, caption):
-            pairs.append((row[image], delimiter.join(row[caption:end])))
+            yield row[image], delimiter.join(row[caption:end])
         else:
-            faults.append(Fault(f"{file}, line {number}", f"has {len(row)} of {len(head)} columns"))
-    return pairs
+            yield Fault(f"{file}, line {number}", f"has {len(row)} of {len(head)} columns")
 
 
-def _pairs_of(objects: list[tuple[str, Any]], file: Path, faults: list[Fault]) -> list[tuple[Any, ...]]:
-    """Return image and captions of each object, which is given with its place in the file."""
-    pairs, problem = [], InputError(f"{file} has no caption: give an object per image, with its captions")
-    for place, item in objects:
-        try:
-            if not isinstance(item, dict):
-                raise InputError(
-                    f"{file} is not a list of objects: give one object per image, with its captions"
-                )
-            pairs.append(tuple(item[_column(item, field, file)] for field in _COLUMN_NAMES))
-        except InputError as error:
-            problem = error
-            faults.append(Fault(f"{file}, {place}", "has no image or no caption"))
-    if not pairs:
-        raise problem
-    return pairs
-
-
-def _arrow(file: Path) -> list[tuple[Any, ...]]:
+def _arrow(file: Path) -> Iterator[Row]:
     """Read a Parquet file, an Arrow stream, or a folder of them as `datasets.save_to_disk` writes it."""
     try:
         import pyarrow
@@ -172,42 +157,46 @@ def _arrow(file: Path) -> list[tuple[Any, ...]]:
         ) from None
     files = [file]
     if file.is_dir():
-        files = sorted(path for ending in ("*.arrow", "*.parquet") for path in file.glob(ending))
-        folders = ", ".join(sorted(path.name for path in file.iterdir() if path.is_dir()))
+        files = sorted(path for path in file.iterdir() if path.suffix in (".arrow", ".parquet"))
         if not files:
-            raise InputError(
-                f"{file} has no .arrow or .parquet file: name a split's folder ({folders or 'none in it'})"
-            )
-    pairs: list[tuple[Any, ...]] = []
+            folders = ", ".join(sorted(path.name for path in file.iterdir() if path.is_dir())) or "none in it"
+            raise InputError(f"{file} has no .arrow or .parquet file: name a split's folder ({folders})")
+    has_names = False
     for path in files:
         with explain_errors(f"{path} cannot be read", "give a whole file"):
-            if path.suffix == ".parquet":
-                source = parquet.ParquetFile(path)
-                schema = source.schema_arrow
-            else:
-                source = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-                schema = source.schema
-            image, caption = (_column(schema.names, field, file) for field in _COLUMN_NAMES)
+            is_parquet = path.suffix == ".parquet"
+            stream = None if is_parquet else pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            schema = parquet.read_schema(path) if stream is None else stream.schema
+            image, caption = _required_columns(schema.names, file)
             # an image in the file: only its path is read
             is_inside = pyarrow.types.is_struct(schema.field(image).type)
             columns = [f"{image}.path" if is_inside else image, caption]
-            table = source.read(columns) if path.suffix == ".parquet" else source.read_all()
+            table = parquet.read_table(path, columns=columns) if stream is None else stream.read_all()
             names = compute.struct_field(table[image], "path") if is_inside else table[image]
-            pairs += zip(names.to_pylist(), table[caption].to_pylist(), strict=True)
-    if not any(name for name, _ in pairs):
+            for name, texts in zip(names.to_pylist(), table[caption].to_pylist(), strict=True):
+                has_names = has_names or bool(name)
+                yield name, texts
+    if not has_names:
         raise InputError(
             f"{file} has no names of images: write its images into a folder, and their names beside the captions"
         )
-    return pairs
 
 
-def _column(names: Iterable[str], field: str, file: Path) -> str:
-    """Find the column or key of `field`, which is "image" or "caption"."""
+def _columns(names: Iterable[str]) -> tuple[str | None, str | None]:
+    """Find the columns or keys of images and of captions."""
     columns = {name.strip().lower(): name for name in names}
-    for name in _COLUMN_NAMES[field]:
-        if name in columns:
-            return columns[name]
-    raise InputError(
-        f"{file} has no column of {field}s among {', '.join(columns)}: name one of them {field!r} (of a table in its "
-        "first line)"
+    image, caption = (
+        next((columns[name] for name in usual if name in columns), None) for usual in _COLUMN_NAMES.values()
     )
+    return image, caption
+
+
+def _required_columns(names: list[str], file: Path) -> tuple[str, str]:
+    image, caption = _columns(names)
+    if image is None or caption is None:
+        missing = "image" if image is None else "caption"
+        raise InputError(
+            f"{file} has no column of {missing}s among {', '.join(names)}: name one of them {missing!r} (of a table in "
+            "its first line)"
+        )
+    return image, caption

@@ -77,17 +77,18 @@ def check(
         numbers = np.sort(np.random.default_rng(0).choice(len(pairs), sample, replace=False))
     chunks = [numbers[start : start + _CHUNK].tolist() for start in range(0, len(numbers), _CHUNK)]
     read = partial(_read, pairs, Tokenizer(TextConfig(context_length=_MOST_TOKENS)))
-    loader = data_loader(chunks, workers, batch_size=None, collate_fn=read)
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
-    for part in watch_batches(loader):
+    for part in watch_batches(data_loader(chunks, workers, batch_size=None, collate_fn=read)):
         parts.append(part)
         advance(len(part[0]) + len(part[2]))
     samples, tokens = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
     faults = [fault for part in parts for fault in part[2]]
     if not len(samples):
+        first = f"(first: {faults[0]})"
         raise InputError(
-            f"none of {len(numbers)} samples of {tars} can be trained on (first: {faults[0]}): replace the shards"
+            f"none of {len(numbers)} samples of {tars} can be trained on {first}: replace the shards"
         )
+    groups = _groups(samples["content"])
     return Check(
         sources=[source["spec"] for source in tars.sources],
         shards=sum(source["shards"] for source in tars.sources),
@@ -104,10 +105,7 @@ def check(
         several=int((samples["captions"] > 1).sum()),
         tokens=_spread(tokens),
         truncated=int((tokens > CONTEXT_LENGTH).sum()),
-        exact=[
-            [tars.name(number) for number in samples["number"][group].tolist()]
-            for group in _groups(samples["content"])
-        ],
+        exact=[[tars.name(number) for number in samples["number"][group].tolist()] for group in groups],
     )
 
 

@@ -43,12 +43,19 @@ class DatasetSource:
 
     def image(self, i: int) -> Image.Image:
         """Return image `i` as RGB, or raise `InputError` if the dataset fails to give it."""
+        return _as_image(self.item(i)[0])
+
+    def item(self, i: int) -> tuple[Any, list[str] | int]:
+        """Return the image and the captions or class of item `i`."""
         try:
-            return as_image(item_of(self.dataset, i)[0])
-        except InputError:
-            raise
+            item = self.dataset[i]
+            image, answer = list(item.values() if isinstance(item, Mapping) else item)[:2]
+            texts = [answer] if isinstance(answer, str) else answer
+            is_text = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+            return image, list(texts) if is_text else int(answer)
         except Exception as error:  # a dataset may raise anything
-            raise InputError(f"{self.name(i)} cannot be read ({type(error).__name__}: {error})") from error
+            reason = f"cannot be read ({type(error).__name__}: {error})"
+            raise InputError(self.name(i), reason, "give (image, captions) or (image, class)") from error
 
 
 class DatasetPairs:
@@ -62,9 +69,8 @@ class DatasetPairs:
         self.tars, self._source = self, DatasetSource(dataset, name)
         self.faults, self.notes = list[Fault](), list[Fault]()
         self.layout = Layout([[len(self)]], [1.0])
-        self.sources: list[dict[str, Any]] = [
-            {"spec": name, "shards": 0, "samples": len(self), "weight": 1.0}
-        ]
+        source = {"spec": name, "shards": 0, "samples": len(self), "weight": 1.0}
+        self.sources: list[dict[str, Any]] = [source]
         self.identity = self.order_identity = digest_of([name, len(self)])
 
     def __len__(self) -> int:
@@ -76,56 +82,32 @@ class DatasetPairs:
     def __getitem__(self, i: int) -> Pair | Fault:
         name = self._source.name(i)
         try:
-            pixels = torch.from_numpy(np.array(self._source.image(i))).permute(2, 0, 1)
-            captions = captions_in(item_of(self._source.dataset, i)[1])
+            image, captions = self._source.item(i)
+            pixels = torch.from_numpy(np.array(_as_image(image))).permute(2, 0, 1)
         except InputError as error:
             return sample_fault(name, error)
-        if captions is None:
-            return Fault(name, "has a class, and training needs captions", "caption")
+        if isinstance(captions, int) or not captions:
+            return Fault(name, "has no captions, which training needs", "caption")
         return Pair(str(i), name, Captions(captions), pixels)
 
-    def keep_indexes(self) -> None:
-        """Do nothing: there are no shards."""
+    def _do_nothing(self, *_: Any) -> None:
+        """Nothing is remote, and the dataset decides what it keeps in memory."""
 
-    def decode(self) -> None:
-        """Do nothing: the dataset decides what it keeps in memory."""
-
-    def fetch(self, number: int) -> None:
-        """Do nothing: nothing is remote."""
+    keep_indexes = decode = fetch = _do_nothing
 
 
-def item_of(dataset: Any, i: int) -> tuple[Any, Any]:
-    """Return the image and the captions or class of item `i`."""
-    item = dataset[i]
-    values = list(item.values()) if isinstance(item, Mapping) else list(item)
-    if len(values) < 2:
-        raise InputError(
-            f"item {i} of the dataset has {len(values)} parts: give (image, captions) or (image, class)"
-        )
-    return values[0], values[1]
-
-
-def as_image(image: Any) -> Image.Image:
+def _as_image(image: Any) -> Image.Image:
     """Convert an image of a dataset to RGB, or raise `InputError` for another type or shape."""
     if isinstance(image, Image.Image):
         return to_rgb(image)
-    values = (
-        image.permute(1, 2, 0).numpy() if isinstance(image, Tensor) and image.ndim == 3 else np.asarray(image)
-    )
+    is_planes = isinstance(image, Tensor) and image.ndim == 3
+    values = image.permute(1, 2, 0).numpy() if is_planes else np.asarray(image)
     if values.dtype != np.uint8 or values.ndim not in (2, 3) or values.shape[2:] not in ((), (3,)):
         raise InputError(
             f"an image of the dataset is {values.dtype} {list(values.shape)}: give a PIL image, an array uint8 "
             "[H, W, 3] or a tensor uint8 [3, H, W]"
         )
     return to_rgb(Image.fromarray(values))
-
-
-def captions_in(answer: Any) -> list[str] | None:
-    """Return the captions of an item; None if its answer is a class."""
-    if isinstance(answer, str):
-        return [answer]
-    texts = list(answer) if isinstance(answer, Sequence) else []
-    return texts if texts and all(isinstance(text, str) for text in texts) else None
 
 
 def dataset_set(
@@ -146,30 +128,28 @@ def dataset_set(
     Raises:
         InputError: an item is of another kind than the first, or a class has no name.
     """
-    answers = [item_of(dataset, i)[1] for i in range(len(dataset))]
+    source = DatasetSource(dataset, name)
+    numbers = list(range(len(source)))
+    answers = [source.item(i)[1] for i in numbers]
+    captions = [answer for answer in answers if isinstance(answer, list) and answer]
+    labels = [answer for answer in answers if isinstance(answer, int)]
     if not answers:
         raise InputError(f"{name} is empty: give a dataset with items")
-    source, numbers = DatasetSource(dataset, name), list(range(len(answers)))
-    if captions_in(answers[0]) is not None:
-        captions = [captions_in(answer) or [] for answer in answers]
-        if empty := [i for i, texts in enumerate(captions) if not texts]:
-            raise InputError(
-                f"{source.name(empty[0])} has no captions, and item 0 has: give all items the same kind"
-            )
+    if len(labels) < len(answers) and len(captions) < len(answers):
+        odd = next(i for i in numbers if answers[i] == [] or type(answers[i]) is not type(answers[0]))
+        raise InputError(
+            f"{source.name(odd)} has no captions or no class, and others have: give all the same kind"
+        )
+    if captions:
         return EvaluationSet(name, split, "retrieval", [], [], source, numbers, captions=captions)
     names = list(classnames or getattr(dataset, "classes", ()))
-    labels = [int(answer) for answer in answers]
     if not 0 <= min(labels) <= max(labels) < len(names):
-        raise InputError(
-            f"{name} has the class {max(labels)}, and {len(names)} class names are known: give classnames"
-        )
+        known = f"{len(names)} class names are known"
+        raise InputError(f"{name} has the class {max(labels)}, and {known}: give classnames")
 
     def beside(other: str) -> EvaluationSet | None:
-        return (
-            dataset_set(train, other, name, names, templates)
-            if train is not None and other == "train"
-            else None
-        )
+        is_there = train is not None and other == "train"
+        return dataset_set(train, other, name, names, templates) if is_there else None
 
     return EvaluationSet(
         name, split, "classification", names, list(templates), source, numbers, labels, beside=beside

@@ -25,12 +25,7 @@ Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcre
 
 
 class FolderSource:
-    """Images below one folder: image files, or the items of a map-style dataset such as torchvision's.
-
-    Args:
-        keys: paths below `folder`, with forward slashes; numbers if a dataset has no list of its files.
-        dataset: each item starts with a PIL image; None: the image files are read.
-    """
+    """Images below one folder: the files `keys`, or the items of torchvision's `dataset` with these names."""
 
     def __init__(self, folder: Path, keys: Sequence[str], dataset: Any = None) -> None:
         self.folder, self.keys, self.dataset = folder, list(keys), dataset
@@ -42,7 +37,7 @@ class FolderSource:
         return str(self.folder)
 
     def name(self, i: int) -> str:
-        """Return the folder and key of image `i`, for messages."""
+        """Return the path of image `i`, for messages."""
         return str(self.folder / self.keys[i])
 
     def image(self, i: int) -> Image.Image:
@@ -51,11 +46,9 @@ class FolderSource:
             return read_image(self.folder / self.keys[i])
         try:
             return to_rgb(self.dataset[i][0])
-        # A damaged file makes Pillow's readers raise nearly any error.
-        except Exception as error:
-            raise InputError(
-                self.name(i), f"is missing, cut short or broken ({error})", "fetch it again"
-            ) from error
+        except Exception as error:  # a damaged file makes Pillow's readers raise nearly any error
+            reason = f"is missing, cut short or broken ({error})"
+            raise InputError(self.name(i), reason, "fetch it again") from error
 
     @cached_property
     def identity(self) -> str:
@@ -123,9 +116,8 @@ class EvaluationSet:
 
     def take(self, rows: Sequence[int]) -> Self:
         """Take the samples at positions `rows` as a new set."""
-        fields: dict[str, Any] = {
-            name: [values[row] for row in rows] for name in self.BY_SAMPLE if (values := getattr(self, name))
-        }
+        by_sample = {name: values for name in self.BY_SAMPLE if (values := getattr(self, name))}
+        fields: dict[str, Any] = {name: [values[row] for row in rows] for name, values in by_sample.items()}
         return replace(self, **fields, faults=list(self.faults))
 
     @property
@@ -145,13 +137,8 @@ class EvaluationSet:
     ) -> Iterator[ImageBatch]:
         """Read the set in order; broken images are left out and added to `faults`.
 
-        Args:
-            transform: PIL RGB → [3, S, S], usually an `EvalTransform`.
-            workers, timeout: see `data_loader`.
-
-        Raises:
-            InputError: all images are broken.
-            DiffCLIPError: a worker died, or gave nothing in time.
+        `transform` maps a PIL RGB image to [3, S, S]. `workers` and `timeout` are as in `data_loader`. `InputError` is
+        raised if all images are broken, `DiffCLIPError` if a worker died or gave nothing in time.
         """
         rows = range(len(self))
         positions = [rows[start : start + batch_size] for start in rows[::batch_size]]
@@ -174,11 +161,8 @@ class EvaluationSet:
 
 
 def read_answers(tars: TarSet, read: Callable[[TarSample], Any]) -> tuple[list[int], list[Any], list[Fault]]:
-    """Read the answer of each sample with `read`, which raises `InputError` or `OSError` if it cannot be read.
-
-    Returns:
-        The numbers of the samples with an answer, their answers, and the faults of the set and of the other samples.
-    """
+    """Read the answer of each sample with `read`, which raises `InputError` or `OSError` if it cannot be read. Return
+    the numbers of the samples with an answer, their answers, and the faults of the set and of the other samples."""
     indices, answers, faults = [], [], tars.faults + tars.notes
     for i in range(len(tars)):
         sample = tars[i]

@@ -38,51 +38,30 @@ _ADDED = (
 )
 _MORE_ENDINGS = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
 _NOT_READ = (
-    *(
-        "hif",
-        "cr2",
-        "cr3",
-        "nef",
-        "arw",
-        "dng",
-        "orf",
-        "rw2",
-        "raf",
-        "svg",
-        "eps",
-        "ico",
-        "icns",
-        "tga",
-        "exr",
-    ),
-    *("hdr", "dds", "pcx", "xcf", "jxr", "jpf", "jpx", "j2c"),
+    *("hif", "cr2", "cr3", "nef", "arw", "dng", "orf", "rw2", "raf", "svg", "eps", "ico", "icns", "tga"),
+    *("exr", "hdr", "dds", "pcx", "xcf", "jxr", "jpf", "jpx", "j2c"),
 )
 SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE_ENDINGS, *_NOT_READ))
 """The endings of image files in folders, also of those that cannot be read, so that they are counted and named."""
 
 ORIENTATION = 0x0112  # EXIF tag
 # Files and folders, in lower case, that systems and servers put beside a user's files.
-_OF_SYSTEMS = {
+_OF_SYSTEMS = (
     *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"),
     *("@eadir", "lost+found"),
-}
+)
 
 
 def read_image(
     source: str | Path | bytes, name: str | None = None, max_pixels: int = MAX_PIXELS
 ) -> Image.Image:
-    """Read one image as RGB, loaded.
+    """Read one image, a file or the bytes of one, as RGB, loaded.
 
     An animation gives its first frame. The EXIF orientation is applied. Transparent images are put on white, gray of
     16 or 32 bits or of floats is scaled to 8 bits, and CMYK is converted as in Pillow.
 
-    Args:
-        source: a file, or the bytes of one.
-        name: the image's name in errors, by default the path.
-        max_pixels: refuse larger images by their header, before anything is decoded.
-
-    Raises:
-        InputError: missing or empty file, a folder, not an image, cut short or broken, above `max_pixels`.
+    `name` is the image's name in errors, by default the path. `InputError` is raised for a missing or empty file, a
+    folder, a file that is no image, is cut short or broken, or has more than `max_pixels` by its header.
     """
     formats = _FORMATS if isinstance(source, bytes) else _OWN_FORMATS
     name = name or ("the image" if isinstance(source, bytes) else str(source))
@@ -96,16 +75,11 @@ def read_image(
 
 
 def read_pixels(data: bytes, name: str = "the image") -> Tensor:
-    """Read one image from the bytes of its file as a tensor, with the pixels of `read_image`.
+    """Read one image from the bytes of its file as a tensor with the pixels, and the errors, of `read_image`: uint8
+    [3, H, W]; in memory, the three values of a pixel are adjacent.
 
     torchvision decodes ordinary JPEGs, because it writes RGB directly, while Pillow first makes 32 bits per pixel. Both
     use the same library. Pillow reads all other files, and the files that torchvision refuses.
-
-    Returns:
-        uint8 [3, H, W]; in memory, the three values of a pixel are adjacent.
-
-    Raises:
-        InputError: as `read_image`.
     """
     import torch  # here, so that commands can check their arguments without loading it
     import torchvision
@@ -163,11 +137,8 @@ def image_files(folder: Path, follow_links: bool = False) -> list[Path]:
                 continue
             searched.add((status.st_dev, status.st_ino))
             folders[:] = sorted(name for name in folders if not is_hidden(name))
-            paths += [
-                Path(parent, file)
-                for file in files
-                if file.lower().endswith(SUFFIXES) and not is_hidden(file)
-            ]
+            images = (name for name in files if name.lower().endswith(SUFFIXES) and not is_hidden(name))
+            paths += [Path(parent, name) for name in images]
             if follow_links:
                 tops += [Path(parent, name) for name in folders if os.path.islink(Path(parent, name))]
     # no pipes: opening one would wait for a writer; a dangling link is listed as an image that cannot be read
@@ -188,19 +159,14 @@ def _open(
         size = f" ({image.width}×{image.height})"
     except Image.DecompressionBombError:
         size = ""
-    # A damaged header makes Pillow's readers raise nearly anything.
-    except Exception as error:
+    except Exception as error:  # a damaged header makes Pillow's readers raise nearly anything
         if not start:
             raise InputError(name, "is empty (0 bytes)", "replace it with an image") from None
         if added and added[0] not in Image.OPEN:
-            raise InputError(
-                name, f"is {added[0]}, which {added[1]} reads", f"pip install {added[1]}"
-            ) from None
-        raise InputError(
-            name,
-            "is not an image, or of an unknown kind",
-            "give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file",
-        ) from error
+            reason = f"is {added[0]}, which {added[1]} reads"
+            raise InputError(name, reason, f"pip install {added[1]}") from None
+        advice = "give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file"
+        raise InputError(name, "is not an image, or of an unknown kind", advice) from error
     raise InputError(name, f"is larger than {max_pixels // 10**6} megapixels{size}", "scale it down first")
 
 
@@ -225,12 +191,9 @@ def _load(image: Image.Image, name: str) -> Image.Image:
         if orientation_of(image) != 1:
             ImageOps.exif_transpose(image, in_place=True)
         return to_rgb(image)
-    # A damaged file makes Pillow's readers raise nearly anything, from SyntaxError to struct.error.
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            name, f"is cut short or broken ({reason})", "replace it with a whole file"
-        ) from error
+    except Exception as error:  # a damaged file makes Pillow's readers raise nearly anything
+        reason = f"is cut short or broken ({' '.join(str(error).split()) or type(error).__name__})"
+        raise InputError(name, reason, "replace it with a whole file") from error
 
 
 def orientation_of(image: Image.Image) -> int:

@@ -42,19 +42,12 @@ _METADATA = re.compile(r"__.*__")
 
 Run = tuple[str, dict[str, tuple[int, int]]]
 """A key, and for each ending the block and size of the member."""
-SampleRows = NDArray[np.void]
 
 
 @lru_cache
 def _row_type(longest: int) -> np.dtype[np.void]:
     """Return the type of the rows of samples whose longest key has this many bytes."""
     return np.dtype([("key", f"S{longest}"), ("shape", "<u4"), ("first", "<u4")])
-
-
-NO_SAMPLES: SampleRows = np.zeros(0, _row_type(1))
-Positions = NDArray[np.uint32]
-"""Block and size of each member [members, 2]."""
-NO_MEMBERS: Positions = np.zeros((0, 2), np.uint32)
 
 
 @dataclass(frozen=True)
@@ -77,12 +70,13 @@ class Header:
 
 
 class Index(NamedTuple):
-    """The index of the shard at `path`: its header and its tables of samples and members."""
+    """The index of the shard at `path`: its header, a row per sample, and block and size of each member [members, 2].
+    The tables are empty if only the header was read."""
 
     path: Path
     header: Header
-    rows: SampleRows = NO_SAMPLES
-    positions: Positions = NO_MEMBERS
+    rows: NDArray[np.void] = np.zeros(0, _row_type(1))
+    positions: NDArray[np.uint32] = np.zeros((0, 2), np.uint32)
 
 
 def stamp(path: Path) -> str:
@@ -108,17 +102,13 @@ def scan(path: Path) -> Index:
         fault = f"{fault}, {len(samples)} sample{'s' * (len(samples) != 1)} before it kept"
     notes = [f"holds {len(repeated)} keys more than once, the first: {repeated[0]!r}"] if repeated else []
     shapes: dict[tuple[str, ...], int] = {}
-    keys, numbers, firsts = [], [], []
-    positions: list[tuple[int, int]] = []
+    table, positions = [], list[tuple[int, int]]()
     for key, members in samples:
         endings = tuple(sorted(ending for ending, (_, size) in members.items() if size))
-        keys.append(key.encode("utf-8", "surrogateescape"))
-        numbers.append(shapes.setdefault(endings, len(shapes)))
-        firsts.append(len(positions))
+        shape = shapes.setdefault(endings, len(shapes))
+        table.append((key.encode("utf-8", "surrogateescape"), shape, len(positions)))
         positions += [members[ending] for ending in endings]
-    longest = max([1, *map(len, keys)])
-    rows = np.zeros(len(samples), _row_type(longest))
-    rows["key"], rows["shape"], rows["first"] = keys, numbers, firsts
+    rows = np.array(table, _row_type(max([1, *(len(key) for key, _, _ in table)])))
     counts = np.bincount(rows["shape"], minlength=len(shapes)).tolist()
     header = Header(mark, list(map(list, shapes)), counts, [fault] if fault else [], notes)
     return Index(path, header, rows, np.array(positions, np.uint32).reshape(-1, 2))
@@ -137,8 +127,7 @@ def _read_headers(file: IO[bytes], length: int, runs: list[Run]) -> str | None:
     # tarfile raises these errors for a damaged header
     with suppress(tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
         while (member := tar.next()) is not None:
-            # otherwise the archive would keep every header in memory
-            tar.members = []  # type: ignore[attr-defined]
+            tar.members = []  # type: ignore[attr-defined]  # it would keep every header in memory
             # a damaged size may be negative or huge, and then the reader may not advance
             if member.size < 0 or tar.offset <= member.offset or member.offset_data + member.size > length:
                 break
@@ -168,6 +157,14 @@ def _add_member(member: tarfile.TarInfo, runs: list[Run]) -> None:
     runs[-1][1][ending] = (member.offset_data // BLOCK, member.size)
 
 
+# Names by which an image and its texts are one sample: without the first folder, without the last one, without any.
+_SHORT_NAMES: tuple[Callable[[str], str], ...] = (
+    lambda key: key.partition("/")[2] or key,
+    lambda key: "/".join([*key.split("/")[:-2], os.path.basename(key)]),
+    os.path.basename,
+)
+
+
 def _join(runs: list[Run]) -> tuple[list[Run], list[str]]:
     """Join the runs that are parts of one sample; return the samples, and the keys that several samples have.
 
@@ -177,15 +174,15 @@ def _join(runs: list[Run]) -> tuple[list[Run], list[str]]:
     """
     repeated: list[str] = []
     if len({key for key, _ in runs}) < len(runs):
-        runs = _joined(runs, str, repeated)
+        runs = _join_by(runs, str, repeated)
     has_image = [_has_image(members) for _, members in runs]
     if any(has_image) and not all(has_image):
-        for shorten in (_without_first_folder, _without_last_folder, os.path.basename):
-            runs = _joined(runs, shorten)
+        for short_name in _SHORT_NAMES:
+            runs = _join_by(runs, short_name)
     return runs, repeated
 
 
-def _joined(runs: list[Run], name_of: Callable[[str], str], repeated: list[str] | None = None) -> list[Run]:
+def _join_by(runs: list[Run], name_of: Callable[[str], str], repeated: list[str] | None = None) -> list[Run]:
     """Join the runs with the same `name_of` their keys. Without `repeated`, join only around a single image; with it,
     add the names whose runs have the same ending."""
     groups: dict[str, list[int]] = {}
@@ -193,10 +190,10 @@ def _joined(runs: list[Run], name_of: Callable[[str], str], repeated: list[str] 
         groups.setdefault(name_of(key), []).append(number)
     joined: dict[int, Run] = dict(enumerate(runs))
     for name, numbers in groups.items():
-        members = {ending: place for number in numbers for ending, place in runs[number][1].items()}
         images = [number for number in numbers if _has_image(runs[number][1])]
         if len(numbers) == 1 or (repeated is None and len(images) != 1):
             continue
+        members = {ending: entry for number in numbers for ending, entry in runs[number][1].items()}
         if len(members) == sum(len(runs[number][1]) for number in numbers):
             kept = images[0] if images else numbers[0]
             for number in numbers:
@@ -211,30 +208,17 @@ def _has_image(members: Iterable[str]) -> bool:
     return any(ending.rpartition(".")[2] in IMAGE and ending not in (MASK, SEGMENTS) for ending in members)
 
 
-def _without_first_folder(key: str) -> str:
-    return key.partition("/")[2] or key
-
-
-def _without_last_folder(key: str) -> str:
-    folder, _, name = key.rpartition("/")
-    return f"{folder.rpartition('/')[0]}/{name}"
-
-
 def write_index(file: Path, index: Index) -> None:
     """Write an index, or skip it if it cannot be written."""
-    with suppress(InputError, OSError), write_atomically(file) as temporary, temporary.open("wb") as handle:
+    with suppress(InputError, OSError), write_atomically(file) as temporary:
         sizes = [len(index.rows), len(index.positions), index.rows.dtype["key"].itemsize]
-        fields = {"format": _FORMAT, "sizes": sizes, **asdict(index.header)}
-        handle.write(json.dumps(fields).encode() + b"\n")
-        handle.write(index.rows.tobytes() + index.positions.astype("<u4").tobytes())
+        line = json.dumps({"format": _FORMAT, "sizes": sizes, **asdict(index.header)}).encode() + b"\n"
+        temporary.write_bytes(line + index.rows.tobytes() + index.positions.astype("<u4").tobytes())
 
 
 def read_index(path: Path, file: Path, mark: str | None, tables: bool = True) -> Index | None:
-    """Read the index of the shard at `path` from `file`. Return None if it is missing or damaged, or if its stamp is
-    not `mark` (None: any stamp).
-
-    With `tables=False`, only the header is read and the tables are empty.
-    """
+    """Read the index of the shard at `path` from `file`; with `tables=False`, only its header. Return None if it is
+    missing or damaged, or if its stamp is not `mark` (None: any stamp)."""
     try:
         with file.open("rb") as handle:
             fields = json.loads(handle.readline())
@@ -278,20 +262,20 @@ def open_index(path: Path) -> Index:
 
 def _find_index(path: Path, tables: bool = True) -> Index | None:
     mark = stamp(path)
-    if not mark:
-        return None
-    return next(filter(None, (read_index(path, file, mark, tables) for file in index_files(path))), None)
+    found = (read_index(path, file, mark, tables) for file in index_files(path) if mark)
+    return next(filter(None, found), None)
 
 
 def open_indexes(paths: Iterable[Path], tables: bool = True) -> dict[Path, Index]:
     """Read the indexes of many shards; with `tables=False` tables may be empty. Several processes scan the shards
     without an index."""
     found = {path: _find_index(path, tables) for path in paths}
-    indexes = {path: index for path, index in found.items() if index is not None}
-    todo = [path for path in found if path not in indexes]
-    if len(todo) <= 8:  # done before other processes would have started; threads would not run in parallel
-        return indexes | {path: open_index(path) for path in todo}
-    print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-    # the workers are forked, so that a script needs no `__main__` guard; `open_index` opens the shard of each path
-    loader = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_index)
-    return indexes | dict(zip(todo, watch_batches(loader), strict=True))
+    todo = [path for path, index in found.items() if index is None]
+    if (
+        len(todo) > 8
+    ):  # fewer are done before other processes would have started; threads would not run in parallel
+        print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
+        # the workers are forked, so that a script needs no `__main__` guard
+        loader = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_index)
+        found |= zip(todo, watch_batches(loader), strict=True)
+    return {path: index or open_index(path) for path, index in found.items()}

@@ -30,10 +30,7 @@ Tokenizer = Callable[[list[str]], Tensor]
 @dataclass
 class Batch:
     """images uint8 [B, 3, S, S], tokens int64 [B, L], the number of tokens of each text up to its end [B], the keys of
-    the samples [B], the faults of skipped samples.
-
-    B is this process's part of the batch size minus the number of broken samples. B may be 0.
-    """
+    the samples [B], the faults of skipped samples. B is this process's part of the batch without these; it may be 0."""
 
     images: Tensor
     tokens: Tensor
@@ -67,13 +64,11 @@ class CaptionLoader:
     the samples of a batch do not depend on the number of processes either.
 
     Args:
-        pairs: the samples. With a window, each process shuffles that many shards at a time.
         transform: uint8 [3, H, W] and a seed in [0, 2^64) → uint8 [3, S, S].
         tokenizer: n texts → int64 [n, L].
         batch_size: samples per batch, over all processes; the last incomplete batch of an epoch is dropped.
         workers: processes that read ahead and outlive signals to the whole job; 0 reads in this process.
-        rank: the number of this process.
-        world: how many processes share each batch.
+        rank, world: the number of this process, and how many processes share each batch.
         timeout: seconds without data from the workers after which an error is raised; not used for remote shards.
         pin_memory: put batches into pinned memory, from which a GPU copies without blocking.
 
@@ -101,17 +96,18 @@ class CaptionLoader:
         pin_memory: bool = False,
     ) -> None:
         if batch_size % world:
+            advice = f"make it a multiple of {world}"
             raise InputError(
-                f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
+                f"batch_size {batch_size} cannot be shared equally by {world} processes: {advice}"
             )
         tars = pairs.tars
-        if tars.layout.per_epoch < batch_size:
-            skipped = f" ({len(tars.faults)} skipped, the first: {tars.faults[0]})" if tars.faults else ""
-            raise InputError(
-                f"{tars.layout.per_epoch} samples with image and caption in {tars} are fewer than the batch size "
-                f"{batch_size}: lower batch_size or give more shards{skipped}"
-            )
         self.pairs, self.samples, self.faults = pairs, tars.layout.per_epoch, tars.faults
+        if self.samples < batch_size:
+            skipped = f" ({len(self.faults)} skipped, the first: {self.faults[0]})" if self.faults else ""
+            raise InputError(
+                f"{self.samples} samples with image and caption in {tars} are fewer than the batch size {batch_size}: "
+                f"lower batch_size or give more shards{skipped}"
+            )
         self.batches_per_epoch, self.dropped = divmod(self.samples, batch_size)
         self._steps = Steps(self.batches_per_epoch, batch_size, rank, world)
         self._seed, self._workers = seed, workers
@@ -181,11 +177,10 @@ class _Batches(Dataset[Any]):
         """Make a batch, or return an error for `watch_batches`."""
         epoch, items = job
         keys, images, captions, faults = [], [], [], []
-        samples = (items % len(self.pairs)).tolist()
-        seeds = seeds_of(self.seed, epoch, items).tolist()
+        seeds = seeds_of(self.seed, epoch, items)
         try:
-            for i, seed in zip(samples, seeds, strict=True):
-                sample = self.pairs[i]
+            for item, seed in zip(items.tolist(), seeds.tolist(), strict=True):
+                sample = self.pairs[item % len(self.pairs)]
                 if isinstance(sample, Fault):
                     faults.append(sample)
                     continue

@@ -86,100 +86,96 @@ def make_shards(
     """Write the images below `source` that `captions` names into shards, in random order.
 
     A shard appears only when it is complete, and an existing shard is not made again. Scaled images, and files of a
-    type that is not in `IMAGE`, become JPEG.
+    type that is not in `IMAGE`, become JPEG. Images that are missing, broken or without captions are faults of `Made`.
 
     Args:
-        source: folder of images, searched with all its subfolders.
         captions: captions by image: the end of its path, with or without the extension. An end that two images have
             is refused.
         edge: scale images down to this shorter edge; None: do not scale.
         advance: called with "images", the number done since the last call, and the total.
-
-    Returns:
-        Counts, with the faults of images that are missing, broken or without captions.
 
     Raises:
         InputError: no image is found, or `folder` holds other shards: of other settings, images, captions or origin.
     """
     uncaptioned = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
     captions = {name: texts for name, texts in captions.items() if texts}
-    paths, missing = _find_files(source, captions)
-    by_file: dict[Path, str] = {}
-    for name, path in paths.items():  # one image under two names, such as `a.jpg` and `./a.jpg`
-        if (first := by_file.setdefault(path, name)) != name:
-            captions[first] = captions[first] + captions[name]
-    names = list(by_file.values())
-    digest = digest_of([[name, captions[name]] for name in names])
+    found, missing = _find_files(source, captions)
+    texts_of: dict[Path, list[str]] = {}
+    name_of: dict[Path, str] = {}
+    for name, path in found.items():  # one image may have two names, such as `a.jpg` and `./a.jpg`
+        texts_of.setdefault(path, []).extend(captions[name])
+        name_of.setdefault(path, name)
+    digest = digest_of([[name, texts_of[path]] for path, name in name_of.items()])
     settings = {"source": str(source.resolve()), "edge": edge, "captions": digest}
     manifest = folder / MANIFEST
     if manifest.exists():
         with explain_errors(f"{manifest} cannot be read", "choose another folder"):
             saved = json.loads(manifest.read_text("utf-8"))
         if saved != settings:
-            raise InputError(
-                f"{folder} holds shards of other settings, images or captions: remove it or choose another folder"
-            )
+            other = "holds shards of other settings, images or captions"
+            raise InputError(f"{folder} {other}: remove it or choose another folder")
     elif any(folder.glob("*.tar")):
         raise InputError(f"{folder} holds shards already: choose another folder")
-    if not paths:
-        raise InputError(
-            f"none of {len(captions)} images is in {source} (first: {missing[0]}): check the folder and the names"
-        )
+    if not found:
+        none = f"none of {len(captions)} images is in {source} (first: {missing[0]})"
+        raise InputError(f"{none}: check the folder and the names")
     write_text(manifest, json.dumps(settings))
     for leftover in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # left by a call that was killed
         leftover.unlink()
-    samples = []
-    for number, i in enumerate(np.random.default_rng(0).permutation(len(names)).tolist()):
-        key = f"{number:07d}_{re.sub(r'[^A-Za-z0-9-]', '_', Path(names[i]).stem)}"
-        samples.append((key, paths[names[i]], captions[names[i]]))
+    paths, samples = list(texts_of), []
+    for number, i in enumerate(np.random.default_rng(0).permutation(len(paths)).tolist()):
+        stem = re.sub(r"[^A-Za-z0-9-]", "_", Path(name_of[paths[i]]).stem)
+        samples.append((f"{number:07d}_{stem}", paths[i], texts_of[paths[i]]))
     jobs = [
         (folder / f"{number}.tar", samples[start : start + SAMPLES], edge)
         for number, start in enumerate(range(0, len(samples), SAMPLES))
     ]
-    totals = Made(len(jobs), faults=missing + uncaptioned)
+    made = Made(len(jobs), faults=missing + uncaptioned)
     for counts in map_processes(_write_shard, jobs, workers):
-        totals.samples += counts["samples"]
-        totals.captions += counts["captions"]
-        totals.faults += [Fault(name, reason) for name, reason in counts["faults"]]
+        made.samples += counts["samples"]
+        made.captions += counts["captions"]
+        made.faults += [Fault(name, reason) for name, reason in counts["faults"]]
         advance("images", counts["samples"] + len(counts["faults"]), len(samples))
     write_text(folder / "nshards.txt", f"{len(jobs)}\n")
-    return totals
+    return made
 
 
 def _find_files(source: Path, captions: Captions) -> tuple[dict[str, Path], list[Fault]]:
     """Find each image's file: at its path, else the only one whose path ends like the name, unless another name has
     that path. Return the files by name, and the faults of the other names."""
     exact: dict[str, list[Path]] = {}
-    ends: dict[str, list[Path]] = {}
+    by_end: dict[str, list[Path]] = {}
     for path in image_files(source, follow_links=True):
         relative = _normal(path.relative_to(source).as_posix())
         for name in (relative, os.path.splitext(relative)[0]):
             exact.setdefault(name, []).append(path)
-            parts = name.split("/")
-            for start in range(1, len(parts)):
-                ends.setdefault("/".join(parts[start:]), []).append(path)
-    places = [_normal(str(place)) for place in (source.absolute(), source.resolve())]
+            for end in _ends(name):
+                by_end.setdefault(end, []).append(path)
+    folders = [f"{_normal(str(folder))}/" for folder in (source.absolute(), source.resolve())]
     wanted = {name: _normal(name) for name in captions}
-    for name, path_name in wanted.items():
-        inside = next((place for place in places if path_name.startswith(f"{place}/")), None)
-        wanted[name] = path_name[len(inside) + 1 :] if inside else path_name
-    found = {name: exact.get(path_name, []) for name, path_name in wanted.items()}
+    for folder in folders:
+        wanted = {name: path.removeprefix(folder) for name, path in wanted.items()}
+    found = {name: exact.get(path, []) for name, path in wanted.items()}
     taken = {path for paths in found.values() for path in paths}
     for name in [name for name, paths in found.items() if not paths]:
-        parts = wanted[name].split("/")
-        tails = ("/".join(parts[start:]) for start in range(len(parts)))
-        candidates = ([*exact.get(tail, ()), *ends.get(tail, ())] for tail in tails)
-        found[name] = [path for path in next(filter(None, candidates), []) if path not in taken]
+        candidates = next(filter(None, map(by_end.get, _ends(wanted[name]))), [])
+        found[name] = [path for path in candidates if path not in taken]
     counts = Counter(path for paths in found.values() for path in paths if path not in taken)
     matches, faults = {}, []
     for name, paths in found.items():
         if len(paths) == 1 and counts[paths[0]] <= 1:
             matches[name] = paths[0]
             continue
-        places = [str(path.relative_to(source)) for path in paths]
-        several = f"may be {' or '.join(places)}: give its folder in the captions" if len(paths) > 1 else ""
+        names = " or ".join(str(path.relative_to(source)) for path in paths)
+        several = f"may be {names}: give its folder in the captions" if len(paths) > 1 else ""
         faults.append(Fault(name, several or f"is not in {source}"))
     return matches, faults
+
+
+def _ends(name: str) -> list[str]:
+    """Return the path `a/b/c` and its ends `b/c` and `c`."""
+    parts = name.split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 def _normal(name: str) -> str:
@@ -200,8 +196,7 @@ def _write_shard(job: ShardJob) -> dict[str, Any]:
             try:
                 extension, content = _image(path, edge)
             except (InputError, OSError) as error:
-                fault = sample_fault(str(path), error)
-                counts["faults"].append((fault.name, fault.reason))
+                counts["faults"].append((str(path), sample_fault(str(path), error).reason))
                 continue
             add_member(tar, f"{key}.{extension}", content)
             add_member(tar, f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))

@@ -57,16 +57,11 @@ class MaskedSet(EvaluationSet):
     def coverages(
         self, position: int, image_size: int, edge: int | Literal["squash"], grid: int
     ) -> tuple[list[Thing], NDArray[np.float64]]:
-        """Return the things of a sample that a crop shows, and the share of each patch that each thing covers.
+        """Return the things of a sample that a crop shows, and the share of each patch that each covers: [things, grid,
+        grid].
 
         Things outside the crop, things that fill it, and broken masks are left out. Each call adds them to `faults`.
-
-        Args:
-            image_size, edge: the crop, see `crop_box`.
-            grid: number of patches along an edge.
-
-        Returns:
-            The things, and their shares [things, grid, grid].
+        `image_size` and `edge` are as in `crop_box`; `grid` is the number of patches along an edge.
         """
         name = self.source.name(self.indices[position])
         things, shares = [], [np.empty((0, grid, grid))]
@@ -77,13 +72,13 @@ class MaskedSet(EvaluationSet):
             return [], shares[0]
         box = crop_box(size, image_size, edge)
         for thing in self.things[position]:
-            thing_mask = mask != 0 if thing.values is None else np.isin(mask, thing.values)
-            share = coverage(thing_mask, box, grid)
+            pixels = mask != 0 if thing.values is None else np.isin(mask, thing.values)
+            share = coverage(pixels, box, grid)
             if _ROUNDING <= share.mean() <= 1 - _ROUNDING:
                 things.append(thing)
                 shares.append(share[None])
                 continue
-            outside = "lies outside the model's crop" if thing_mask.any() else "has no pixel in its mask"
+            outside = "lies outside the model's crop" if pixels.any() else "has no pixel in its mask"
             reason = "fills the model's crop" if share.mean() > 0.5 else outside
             self.faults.append(Fault(name, f"has an object that {reason}: {thing.name!r}", "mask"))
         return things, np.concatenate(shares)
@@ -97,13 +92,11 @@ def classes_at(data: EvaluationSet, position: int) -> NDArray[np.int64] | None:
     try:
         values, _ = _read_member(data, position, SEGMENTS)
         classes = np.where(values == CROWD, 0, values).astype(np.int64) - 1
-        highest = int(classes.max())
+        highest, known = int(classes.max()), len(data.classnames)
         if highest == NOT_LABELED:
             raise InputError("has no labeled pixel")
-        if highest >= len(data.classnames):
-            raise InputError(
-                f"has class {highest + 1} in its segmentation, and classnames.txt has {len(data.classnames)}"
-            )
+        if highest >= known:
+            raise InputError(f"has class {highest + 1} in its segmentation, and classnames.txt has {known}")
     except (InputError, OSError) as error:
         data.faults.append(sample_fault(data.source.name(data.indices[position]), error))
         return None
@@ -111,21 +104,14 @@ def classes_at(data: EvaluationSet, position: int) -> NDArray[np.int64] | None:
 
 
 def masked_set(name: str, split: str, tars: TarSet, classnames: Sequence[str], template: str) -> MaskedSet:
-    """Open the images of `tars`, which have masks, that have a text.
-
-    Args:
-        classnames: by label, for samples with a `.cls`; may be empty.
-        template: with `{c}` for a class name.
-
-    Raises:
-        InputError: no sample has an image, a mask and a text.
-    """
+    """Open the images of `tars`, which have masks, that have a text: `.txt`, or `.cls` with its entry of `classnames`
+    in the `template`. Raise `InputError` if no sample has image, mask and text."""
 
     def read(sample: TarSample) -> list[Thing]:
         return _things(sample.read("json", "txt", "cls"), sample.name, classnames, template)
 
     indices, things, faults = read_answers(tars, read)
-    texts = [[thing.text for thing in sample_things] for sample_things in things]
+    texts = [[thing.text for thing in of_sample] for of_sample in things]
     return MaskedSet(
         name, split, "masks", [], [], tars, indices, captions=texts, faults=faults, things=things
     )
@@ -170,19 +156,16 @@ def _objects(sample: Mapping[str, bytes]) -> list[str]:
         return []
 
 
-def _read_member(data: EvaluationSet, position: int, extension: str) -> tuple[NDArray[Any], tuple[int, int]]:
+def _read_member(data: EvaluationSet, position: int, ending: str) -> tuple[NDArray[Any], tuple[int, int]]:
     """Read a mask of the sample at `position` as `read_mask` does."""
     assert isinstance(data.source, TarSet)
-    members = data.source[data.indices[position]].read("image", extension)
-    return read_mask(members[extension], members["image"])
+    members = data.source[data.indices[position]].read("image", ending)
+    return read_mask(members[ending], members["image"])
 
 
 def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]:
-    """Read the mask of an image. A mask with the aspect of the stored image gets the EXIF orientation of the image.
-
-    Args:
-        data: a PNG file. It may differ from the image in size, but not in aspect.
-        image: the image's file.
+    """Read the mask `data` of `image`, both as files. The mask is a PNG, of any size with the aspect of the image; one
+    with the aspect of the stored image gets the image's EXIF orientation.
 
     Returns:
         The values [H, W]: numbers (of a palette the index) or booleans; and width and height of the upright image.
@@ -195,8 +178,7 @@ def read_mask(data: bytes, image: bytes) -> tuple[NDArray[Any], tuple[int, int]]
             stored, orientation = header.size, orientation_of(header)
         with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
             mask = ImageOps.exif_transpose(opened)
-    # a damaged file makes Pillow's reader raise nearly any error
-    except Exception as error:
+    except Exception as error:  # a damaged file makes Pillow's reader raise nearly any error
         raise InputError(
             f"has a mask that is no PNG, or an image or mask that is broken ({error})"
         ) from error
@@ -220,12 +202,8 @@ def _same_aspect(mask: tuple[int, int], image: tuple[int, int]) -> bool:
 
 
 def crop_box(size: tuple[int, int], image_size: int, edge: int | Literal["squash"]) -> Box:
-    """Find the part of an upright image of `size` (width, height) that `EvalTransform` keeps.
-
-    Args:
-        image_size: edge of the crop in pixels.
-        edge: length to which the shorter edge is scaled first; "squash": nothing is cropped.
-    """
+    """Find the part of an upright image of `size` (width, height) that `EvalTransform` keeps: a crop of `image_size`
+    pixels after the shorter edge was scaled to `edge`; with "squash", all of it."""
     if edge == "squash":
         return 0, 0, 1, 1
     # a very long image is cut at both ends before it is scaled

@@ -22,13 +22,12 @@ class Members:
     """The members that are read of a sample, and those that it needs.
 
     Attributes:
-        endings: a label for each member, and the endings it may have, the preferred one first. An ending may be a
-            pattern with `*`.
+        endings: a label for each member, and the endings or patterns with `*` that it may have, the preferred first.
         needed: what a sample needs, such as "caption", and the labels of which it needs at least one.
         advice: what to do if no sample has the needed members.
     """
 
-    endings: tuple[tuple[str, tuple[str, ...]], ...]
+    endings: tuple[tuple[str, Labels], ...]
     needed: tuple[tuple[str, Labels], ...]
     advice: str
 
@@ -38,28 +37,24 @@ class Members:
 
     def missing(self, endings: Sequence[str]) -> str:
         """Say what a sample with these members lacks, and why if it has members that are not read."""
-        matches = dict(zip(self.labels, _matches(tuple(endings), self.endings), strict=True))
-        lack = [f"no {name}" for name, labels in self.needed if not any(matches[label] for label in labels)]
-        read = [column for columns in matches.values() for column in columns]
-        others = [ending for column, ending in enumerate(endings) if column not in read]
-        others = [f".{ending}" for ending in others if ending not in _USUAL]
-        if not others:
-            return f"has {' and '.join(lack)}"
-        return f"has {' and '.join(lack)}, but {', '.join(others[:3])}: {ENDINGS_ADVICE}"
+        found = self.find(tuple(endings))
+        lack = [f"no {name}" for name, labels in self.needed if not any(found[label] for label in labels)]
+        read = {ending for matches in found.values() for ending in matches}
+        others = [f".{ending}" for ending in endings if ending not in read | _USUAL]
+        advice = f", but {', '.join(others[:3])}: {ENDINGS_ADVICE}" if others else ""
+        return f"has {' and '.join(lack)}{advice}"
 
     def passed_over(self, endings: Sequence[str]) -> int:
         """Count the samples that would be found if the endings could follow any dot of a file's name."""
         wide = tuple((label, (*usual, *(f"*.{ending}" for ending in usual))) for label, usual in self.endings)
         return len(choose(tuple(endings), replace(self, endings=wide))) - len(choose(tuple(endings), self))
 
-
-@lru_cache
-def _matches(endings: Labels, patterns: tuple[tuple[str, Labels], ...]) -> list[list[int]]:
-    """For each label, the columns of the endings that it may have, the preferred one first."""
-    return [
-        [n for pattern in wanted for n, ending in enumerate(endings) if fnmatchcase(ending, pattern)]
-        for _, wanted in patterns
-    ]
+    def find(self, endings: Labels) -> dict[str, list[str]]:
+        """Return for each label the endings that fit it, the preferred one first."""
+        return {
+            label: [ending for pattern in patterns for ending in endings if fnmatchcase(ending, pattern)]
+            for label, patterns in self.endings
+        }
 
 
 @lru_cache
@@ -70,19 +65,19 @@ def choose(endings: Labels, members: Members) -> list[tuple[str, list[int]]]:
     `2.jpg` and `2.txt` of files named `photo.1.jpg` …), each complete group of members with the same ending before the
     last dot is a sample: the result has the group ("1") and the columns of each.
     """
-    matches = _matches(endings, members.endings)
 
-    def complete(columns: list[int]) -> bool:
-        chosen = dict(zip(members.labels, columns, strict=True))
-        return all(any(chosen[label] >= 0 for label in labels) for _, labels in members.needed)
+    def columns_in(group: str | None) -> list[int]:
+        """Return the columns, of one group or of all endings; [] if a needed member is missing."""
+        chosen = {
+            label: next((e for e in matches if group is None or e.rpartition(".")[0] == group), None)
+            for label, matches in members.find(endings).items()
+        }
+        is_complete = all(any(chosen[label] for label in labels) for _, labels in members.needed)
+        return [-1 if e is None else endings.index(e) for e in chosen.values()] if is_complete else []
 
-    first = [found[0] if found else -1 for found in matches]
-    if not any("*" in pattern for _, patterns in members.endings for pattern in patterns):
-        return [("", first)] if complete(first) else []
-    stems = dict.fromkeys(ending.rpartition(".")[0] for ending in endings)
-    groups = [
-        (stem, [next((n for n in found if endings[n].rpartition(".")[0] == stem), -1) for found in matches])
-        for stem in stems
-    ]
-    groups = [group for group in groups if complete(group[1])]
-    return groups if len(groups) > 1 else [("", first)] if complete(first) else []
+    if any("*" in pattern for _, patterns in members.endings for pattern in patterns):
+        groups = dict.fromkeys(ending.rpartition(".")[0] for ending in endings)
+        found = [(group, columns) for group in groups if (columns := columns_in(group))]
+        if len(found) > 1:
+            return found
+    return [("", columns)] if (columns := columns_in(None)) else []

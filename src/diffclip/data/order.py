@@ -34,19 +34,21 @@ class Layout:
         return sum(map(sum, self.sources))
 
     @property
+    def visits(self) -> list[int]:
+        """For each source, the number of samples that an epoch shows, with each visit counted."""
+        pairs = zip(self.sources, self.weights, strict=True)
+        return [round(weight * sum(counts)) for counts, weight in pairs]
+
+    @property
     def per_epoch(self) -> int:
         """The number of samples that an epoch shows, with each visit counted."""
-        return sum(
-            round(weight * sum(counts)) for counts, weight in zip(self.sources, self.weights, strict=True)
-        )
+        return sum(self.visits)
 
     @property
     def passes(self) -> list[tuple[int, int]]:
         """For each source, how often an epoch shows all its samples, and how many samples it shows once more."""
-        return [
-            divmod(round(weight * sum(counts)), max(sum(counts), 1))
-            for counts, weight in zip(self.sources, self.weights, strict=True)
-        ]
+        pairs = zip(self.sources, self.visits, strict=True)
+        return [divmod(visits, max(sum(counts), 1)) for counts, visits in pairs]
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,8 @@ def windowed_epoch(
     """Yield this process's part of each batch from `start` on. The shards are put into random order, which is cut into
     one equal part per process. Each process shuffles `window` shards at a time.
 
-    Memory grows with the number of shards and the samples of a window, not with all samples.
-
-    Args:
-        window: number of shards that are shuffled together.
-        upcoming: called before each window, with the shards of this window and of the next one.
+    Memory grows with the number of shards and the samples of a window, not with all samples. `upcoming` is called
+    before each window, with the shards of this window and of the next one.
     """
     pieces = _shuffled_shards(layout, seed, epoch)
     ends = np.cumsum(pieces[:, 2])

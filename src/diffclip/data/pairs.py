@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -40,11 +41,8 @@ class Captions(NamedTuple):
         """Draw a caption by a random number of 32 bits."""
         if not self.weights:
             return self.texts[number % len(self.texts)]
-        point = number / 2**32 * sum(self.weights)
-        return next(
-            (text for text, end in zip(self.texts, accumulate(self.weights), strict=True) if point < end),
-            self.texts[-1],
-        )
+        ends = list(accumulate(self.weights))
+        return self.texts[min(bisect(ends, number / 2**32 * ends[-1]), len(ends) - 1)]
 
 
 @dataclass(frozen=True)
@@ -64,38 +62,31 @@ class PairKeys:
     captions: Literal["lines", "whole"] = "lines"
 
     def members(self, advice: str = _ADVICE) -> Members:
-        texts: tuple[tuple[str, tuple[str, ...]], ...]
-        texts = (("txt", _endings(self.text_key, ("txt",))), ("json", ("json",)))
-        if self.caption_key != CAPTION_KEY:
-            texts = texts[1:]
-        labels = tuple(label for label, _ in texts)
-        endings = (("image", _endings(self.image_key, IMAGE)), *texts)
-        return Members(endings, (("image", ("image",)), ("caption", labels)), advice)
+        text = (("txt", _endings(self.text_key, ("txt",))),) if self.caption_key == CAPTION_KEY else ()
+        endings = (("image", _endings(self.image_key, IMAGE)), *text, ("json", ("json",)))
+        needed = (("image", ("image",)), ("caption", tuple(label for label, _ in endings[1:])))
+        return Members(endings, needed, advice)
 
     def read(self, sample: TarSample) -> Captions:
         """Read the captions of a sample. Raise `InputError` if there is none, and the errors of `TarSample.read`."""
         return self.parse(sample.read("txt", "json"), sample.name)
 
     def parse(self, members: Mapping[str, bytes], name: str) -> Captions:
-        """Return the captions in the text member, or under the key or keys in `.json`.
-
-        Blank captions are dropped. If no caption is left, or a member cannot be read, `InputError` is raised.
-        """
-        label = "txt" if "txt" in members and self.caption_key == CAPTION_KEY else "json"
-        if label not in members:
+        """Return the captions in the text member, or under the key or keys in `.json`, without the blank ones.
+        `InputError` is raised if none is left, or a member cannot be read."""
+        is_text = "txt" in members and self.caption_key == CAPTION_KEY
+        if not is_text and "json" not in members:
             raise InputError(name, "has no caption")
         try:
-            text = members[label].decode("utf-8-sig")
-            content = text if label == "txt" else json.loads(text)
+            text = members["txt" if is_text else "json"].decode("utf-8-sig")
+            content = text if is_text else json.loads(text)
         except UnicodeDecodeError:
             raise InputError(name, "has a caption that is not UTF-8 text") from None
         except (ValueError, RecursionError):  # RecursionError: lists nested too deeply
             raise InputError(name, "has a .json that is not valid JSON") from None
-        if label == "txt":
+        if is_text:
             # not `splitlines`, which also splits at characters such as U+2028
-            return _without_blanks(
-                {"": (text.split("\n") if self.captions == "lines" else [text], 1.0)}, name
-            )
+            return _without_blanks({"": (text.split("\n") if self.captions == "lines" else text, 1.0)}, name)
         keys = {self.caption_key: 1.0} if isinstance(self.caption_key, str) else self.caption_key
         values = content if isinstance(content, dict) else {}
         found = {key: (values[key], weight) for key, weight in keys.items() if values.get(key) is not None}
@@ -138,9 +129,7 @@ class Pair(NamedTuple):
 class Pairs:
     """The images and captions of `tars`, decoded: `pairs[i]` is a `Pair`, or the fault of the sample or its shard.
 
-    Args:
-        sources, window, cache, cache_gb: see `TarSet`.
-        keys: how the image and the captions of a sample are found.
+    `keys` say how the image and the captions of a sample are found; the other arguments are those of `TarSet`.
     """
 
     def __init__(
@@ -176,8 +165,7 @@ class Pairs:
     def decode(self) -> None:
         """Decode all samples once and keep them in memory, which forked data workers share. Raise `InputError` if they
         need more memory than the machine has."""
-        limit, size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
-        decoded = []
+        limit, size, decoded = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0, []
         for i in range(len(self)):
             decoded.append(pair := self[i])
             size += pair.pixels.nbytes if isinstance(pair, Pair) else 0

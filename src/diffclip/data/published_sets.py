@@ -198,19 +198,19 @@ def publishers_split(name: str, split: str) -> str:
 
 def published_folder(name: str, root: str | Path) -> Path:
     """Return ROOT/NAME; if only the hub's shards exist, return their folder, ROOT/wds_NAME or ROOT/wds_vtab-NAME."""
-    places = [Path(root).expanduser() / f"{prefix}{name}" for prefix in ("", "wds_", "wds_vtab-")]
-    return next((place for place in places if place.exists()), places[0])
+    folders = [Path(root).expanduser() / f"{prefix}{name}" for prefix in ("", "wds_", "wds_vtab-")]
+    return next((folder for folder in folders if folder.exists()), folders[0])
 
 
 def missing_set_error(name: str, root: str | Path | None, split: str = "test") -> InputError:
     """Make the error for a published set that is not in ROOT/NAME, or whose ROOT is unknown."""
     entry, problem = PUBLISHED[name], f"needs --data-root FOLDER, with FOLDER/{name} in it"
     if root:
-        place = published_folder(name, root)
-        problem = f"is not in {place}"
-        missing = [file for file in files_of(name, split, place) if not file.exists()]
-        if place.is_dir() and missing:
-            problem += f", which has neither {missing[0].relative_to(place)} nor {split}/*.tar"
+        folder = published_folder(name, root)
+        problem = f"is not in {folder}"
+        missing = [file for file in files_of(name, split, folder) if not file.exists()]
+        if folder.is_dir() and missing:
+            problem += f", which has neither {missing[0].relative_to(folder)} nor {split}/*.tar"
     command = command_for(name, root or "FOLDER")
     return InputError(f"{name} ({entry.title}, {entry.size} to download) {problem}; to get it: {command}")
 
@@ -238,18 +238,17 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
         if not published_folder(name, root).is_dir():
             raise missing_set_error(name, root)
         return published_folder(name, root)
-    places = [folder] if root is None else [Path(root).expanduser() / name, folder]
-    if os.sep in name or name[:1] == ".":
-        places.reverse()
-    for place in places:
-        if place.is_dir():
-            return place
+    is_path = os.sep in name or name.startswith(".")
+    folders = [folder] if root is None else [Path(root).expanduser() / name, folder]
+    for candidate in reversed(folders) if is_path else folders:
+        if candidate.is_dir():
+            return candidate
     if name in PUBLISHED:
         raise missing_set_error(name, root)
     if os.sep in name or folder.exists():
         raise InputError(f"{source} is not a folder: give one in clip_benchmark's layout, or 'scenes'")
-    names = [*BUILT_IN, *PUBLISHED]
-    raise InputError(f"{unknown_name('set', name, names)}; or give a folder in clip_benchmark's layout")
+    unknown = unknown_name("set", name, [*BUILT_IN, *PUBLISHED])
+    raise InputError(f"{unknown}; or give a folder in clip_benchmark's layout")
 
 
 def built_in_folder() -> Path:

@@ -62,8 +62,7 @@ class RemoteShards:
     fsspec fetches them, but its file cache (`filecache::`) is not used. It writes without a lock under the final name,
     where another process may be reading, and it assumes that files at http addresses never change.
 
-    Args:
-        limit: limit for the copies in 10^9 bytes; the least recently used are removed. None: no limit.
+    `limit` is for the copies, in 10^9 bytes: the least recently used are removed. None: no limit.
     """
 
     def __init__(self, folder: Path, limit: float | None) -> None:
@@ -113,17 +112,17 @@ class RemoteShards:
     def _make_room(self) -> None:
         """Remove abandoned copies, and the least recently used ones, except those that a process may be about to open.
 
-        A copy that a process has open stays readable.
+        A copy that a process has open stays readable. Other processes, and users of the folder, remove copies too.
         """
         for file in self._folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # as `write_atomically` names them
-            with suppress(OSError):  # it may be another user's
+            with suppress(OSError):
                 if time.time() - file.stat().st_mtime > _ABANDONED:
                     file.unlink()
         if self._limit is None:
             return
         copies = []
         for file in self._folder.glob("[0-9a-f]" * 20 + ".tar"):  # no other files that a user keeps there
-            with suppress(FileNotFoundError):  # another process removes copies too
+            with suppress(OSError):
                 copies.append((file.stat().st_atime, file.stat().st_size, file))
         used = sum(size for _, size, _ in copies)
         for used_at, size, file in sorted(copies):
@@ -161,18 +160,15 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
         raise
     except (ImportError, ValueError) as error:
         raise InputError(f"{name} cannot be read ({hide_secrets(str(error))}): check the address") from None
-    # each protocol has errors of its own
-    except Exception as error:
+    except Exception as error:  # each protocol has errors of its own
         # with http every failure is a FileNotFoundError; only its cause shows if the file is missing
         missing = isinstance(error, FileNotFoundError)
         cause = error.__cause__ if missing and address.startswith("http") else error
         if missing and (cause in (None, error) or getattr(cause, "status", None) in (404, 410)):
-            raise _MissingError(
-                name, "does not exist", "check the address (that of a folder ends with '/')"
-            ) from None
+            advice = "check the address (that of a folder ends with '/')"
+            raise _MissingError(name, "does not exist", advice) from None
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             raise cause from None  # the disk of the copies is full
         reason = " ".join(hide_secrets(str(cause)).split()) or type(cause).__name__
-        raise DiffCLIPError(
-            f"{name} cannot be read ({reason}): check the address and the network, or your credentials"
-        ) from cause
+        advice = "check the address and the network, or your credentials"
+        raise DiffCLIPError(f"{name} cannot be read ({reason}): {advice}") from cause

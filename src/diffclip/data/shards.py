@@ -45,9 +45,10 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         if missing:
             which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
             advice = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
-            if "," in missing[0]:
-                advice = "several are a list in a recipe, '[first, second]', or words"
-            raise InputError(f"{missing[0]} does not exist{which}: {advice}")
+            several = "several are a list in a recipe, '[first, second]', or words"
+            raise InputError(
+                f"{missing[0]} does not exist{which}: {several if ',' in missing[0] else advice}"
+            )
         for paths in matches.values():
             for path in sorted(map(Path, sorted(paths)), key=natural_key):
                 shards += tar_files(path) if path.is_dir() else [path]

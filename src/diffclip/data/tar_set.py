@@ -50,7 +50,8 @@ class _Opened(NamedTuple):
     """An open shard: its samples' keys, and block and size of each label's member [samples, labels, 2]. `file` is the
     open shard if the shard may be removed while it is in use."""
 
-    tar: Index
+    path: Path
+    header: Header
     keys: NDArray[np.bytes_]
     positions: NDArray[np.uint32]
     file: IO[bytes] | None = None
@@ -68,21 +69,21 @@ class TarSample(NamedTuple):
     def read(self, *labels: str) -> dict[str, bytes]:
         """Read the members with these labels that the sample has. Raise `InputError` if the shard has changed, and
         `OSError` if it cannot be read."""
-        contents = {}
-        path, header = self.shard.tar.path, self.shard.tar.header
-        if self.row >= len(self.shard.keys):
-            reason = next(iter(header.faults), "has changed since its samples were counted: start again")
+        shard, contents = self.shard, {}
+        if self.row >= len(shard.keys):
+            reason = next(
+                iter(shard.header.faults), "has changed since its samples were counted: start again"
+            )
             raise InputError(f"{self.name} {reason}")
         # keep a reference, so that another thread cannot close the file by evicting it from the cache
-        file = self.shard.file or _open_file(path, header.stamp)
-        for label, (block, size) in zip(
-            self.members.labels, self.shard.positions[self.row].tolist(), strict=True
-        ):
+        file = shard.file or _open_file(shard.path, shard.header.stamp)
+        positions = shard.positions[self.row].tolist()
+        for label, (block, size) in zip(self.members.labels, positions, strict=True):
             if size and label in labels:
                 # pread does not use the file's position, which forked processes share
                 contents[label] = os.pread(file.fileno(), size, block * BLOCK)
                 if len(contents[label]) < size:
-                    raise InputError(f"{path} became shorter while it was read: start again")
+                    raise InputError(f"{shard.path} became shorter while it was read: start again")
         return contents
 
 
@@ -126,26 +127,29 @@ class TarSet:
         remote = [url for url in urls if is_remote(url)]
         self.is_remote = bool(remote)
         self.members, self.window = members, window or (_WINDOW if remote else None)
-        self._copies = RemoteShards(
-            Path(cache).expanduser() if cache else cache_folder() / "shards", cache_gb
-        )
+        folder = Path(cache).expanduser() if cache else cache_folder() / "shards"
+        self._copies = RemoteShards(folder, cache_gb)
         indexes = open_indexes((Path(url) for url in urls if not is_remote(url)), self.window is None)
         headers = {str(path): index.header for path, index in indexes.items()} | self._copies.headers(remote)
-        self._shards = [
-            _Shard(url, hide_secrets(url), headers[url], _count(headers[url], members)) for url in urls
-        ]
-        self.faults = [Fault(shard.name, reason) for shard in self._shards for reason in shard.header.faults]
+        self._shards: list[_Shard] = []
+        self._opened: dict[int, _Opened] = {}  # by number
+        self.faults = [Fault(hide_secrets(url), reason) for url in urls for reason in headers[url].faults]
         self.notes: list[Fault] = []
-        # open shards by number
-        self._opened: dict[int, _Opened] = {}
-        for number, shard in enumerate(self._shards):
-            self.notes += [Fault(shard.name, note, "note") for note in _notes(shard.header, members)]
+        for number, url in enumerate(urls):
+            header, name = headers[url], hide_secrets(url)
+            samples, notes, lacks = _survey(header, members)
+            self._shards.append(_Shard(url, name, header, samples))
+            self.notes += [Fault(name, note, "note") for note in notes]
             if self.window is None:
-                index = indexes[Path(shard.url)]
-                self._opened[number] = _select(index, members)
-                self.faults += _incomplete(index, members)
-            elif _lacking(shard.header, members):
-                self.faults.append(Fault(shard.name, _summary(shard.header, members)))
+                self._opened[number] = _select(indexes[Path(url)], members)
+                self.faults += _name_incomplete(indexes[Path(url)], lacks)
+            elif lacks:
+                count, names = (
+                    sum(header.counts[shape] for shape in lacks),
+                    [name for name, _ in members.needed],
+                )
+                reason = f"holds {count} sample{'s' * (count != 1)} without {' or '.join(names)}"
+                self.faults.append(Fault(name, f"{reason} (the first {lacks[min(lacks)]})"))
         self._bounds = np.cumsum([0, *(shard.samples for shard in self._shards)])
         sizes = {shard.url: shard.samples for shard in self._shards}
         counts = [[sizes[url] for url in shards] for _, _, shards in found]
@@ -170,11 +174,10 @@ class TarSet:
         """Find sample `i`, of which nothing is read yet. Raise `DiffCLIPError` if a remote shard cannot be copied."""
         number = int(self._bounds.searchsorted(i, side="right")) - 1
         row, shard, name = i - int(self._bounds[number]), self._open(number), self._shards[number].name
-        key = ""
-        if row < len(shard.keys):
-            key = bytes(shard.keys[row]).decode("utf-8", "surrogateescape")
-            name = f"{name}:{key}"
-        return TarSample(key, name, self.members, shard, row)
+        if row >= len(shard.keys):  # the shard has changed
+            return TarSample("", name, self.members, shard, row)
+        key = bytes(shard.keys[row]).decode("utf-8", "surrogateescape")
+        return TarSample(key, f"{name}:{key}", self.members, shard, row)
 
     def name(self, i: int) -> str:
         """Return the shard and key of sample `i`, for messages."""
@@ -199,27 +202,25 @@ class TarSet:
 
     def keep_indexes(self) -> None:
         """Write the indexes of local shards beside them, if that folder is writable."""
-        for shard in self._shards:
-            path = Path(shard.url)
+        for path in (Path(shard.url) for shard in self._shards):
             file = index_files(path)[0]
             if path.is_file() and not read_index(path, file, stamp(path), tables=False):
                 write_index(file, open_index(path))
 
     def fetch(self, number: int) -> None:
         """Copy a shard to the cache if it is remote."""
-        if is_remote(self._shards[number].url):
-            self._copies.copy(self._shards[number].url)
+        self._local(self._shards[number].url)
+
+    def _local(self, url: str) -> Path:
+        return self._copies.copy(url) if is_remote(url) else Path(url)
 
     def _open(self, number: int) -> _Opened:
         """Return a shard; if it is not open, open it in place of the least recently used one."""
         opened = self._opened.pop(number, None)
         if opened is None:
-            url = self._shards[number].url
-            opened = _select(
-                open_index(self._copies.copy(url) if is_remote(url) else Path(url)), self.members
-            )
+            opened = _select(open_index(self._local(self._shards[number].url)), self.members)
             with suppress(OSError):  # a shard that is gone or unreadable has faults
-                opened = opened._replace(file=opened.tar.path.open("rb", buffering=0))
+                opened = opened._replace(file=opened.path.open("rb", buffering=0))
             while len(self._opened) >= (self.window or 1):
                 self._opened.pop(next(iter(self._opened)))
         self._opened[number] = opened
@@ -234,74 +235,44 @@ def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
     return specs, weight, [url for urls in expanded for url in urls]
 
 
-def _count(header: Header, members: Members) -> int:
-    """Count the samples of a shard that have the needed members."""
-    shapes = zip(header.shapes, header.counts, strict=True)
-    return sum(count * len(choose(tuple(endings), members)) for endings, count in shapes)
+def _survey(header: Header, members: Members) -> tuple[int, list[str], dict[int, str]]:
+    """Count the samples of a shard that have the needed members. Return their number, the oddities of the shard, and
+    what the samples of each other shape lack."""
+    samples, more, lacks = 0, 0, {}
+    for shape, (endings, count) in enumerate(zip(header.shapes, header.counts, strict=True)):
+        if groups := choose(tuple(endings), members):
+            samples += count * len(groups)
+            more += count * members.passed_over(endings)
+        else:
+            lacks[shape] = members.missing(endings)
+    note = f"holds {more} more images with a caption, in longer endings: {ENDINGS_ADVICE}"
+    return samples, header.notes + [note] * bool(more), lacks
 
 
-def _notes(header: Header, members: Members) -> list[str]:
-    """Name the oddities of a shard, of which nothing is skipped or more could be read."""
-    shapes = list(zip(header.shapes, header.counts, strict=True))
-    more = sum(
-        count * members.passed_over(endings) for endings, count in shapes if choose(tuple(endings), members)
-    )
-    return header.notes + (
-        [f"holds {more} more images with a caption, in longer endings: {ENDINGS_ADVICE}"] if more else []
-    )
-
-
-def _lacking(header: Header, members: Members) -> dict[int, int]:
-    """Return the number of samples of each shape that lacks a needed member."""
-    shapes = enumerate(zip(header.shapes, header.counts, strict=True))
-    return {shape: count for shape, (endings, count) in shapes if not choose(tuple(endings), members)}
-
-
-def _summary(header: Header, members: Members) -> str:
-    """Say how many samples of a shard lack a needed member, and what the first one lacks."""
-    lacking = _lacking(header, members)
-    count, names = sum(lacking.values()), " or ".join(name for name, _ in members.needed)
-    first = members.missing(header.shapes[min(lacking)])
-    return f"holds {count} sample{'s' * (count != 1)} without {names} (the first {first})"
-
-
-def _incomplete(index: Index, members: Members) -> list[Fault]:
-    """Name the samples of a shard that lack a needed member."""
-    lacking = {
-        shape: members.missing(index.header.shapes[shape]) for shape in _lacking(index.header, members)
-    }
-    rows = np.flatnonzero(np.isin(index.rows["shape"], list(lacking)))
-    return [
-        Fault(f"{index.path}:{bytes(key).decode('utf-8', 'surrogateescape')}", lacking[shape])
-        for key, shape, _ in index.rows[rows].tolist()
-    ]
+def _name_incomplete(index: Index, lacks: dict[int, str]) -> list[Fault]:
+    """Name the samples of the shapes in `lacks`."""
+    rows = index.rows[np.isin(index.rows["shape"], list(lacks))].tolist()
+    keys = [(bytes(key).decode("utf-8", "surrogateescape"), shape) for key, shape, _ in rows]
+    return [Fault(f"{index.path}:{key}", lacks[shape]) for key, shape in keys]
 
 
 def _select(index: Index, members: Members) -> _Opened:
     """Find the samples of a shard that have the needed members, and the members to read, in the order of the tar."""
-    numbers, keys, positions = (
-        [np.zeros(0, np.int64)],
-        [index.rows["key"][:0]],
-        [np.zeros((0, len(members.labels), 2), np.uint32)],
-    )
+    numbers, keys = [np.zeros(0, np.int64)], [index.rows["key"][:0]]
+    positions = [np.zeros((0, len(members.labels), 2), np.uint32)]
     # the last row is for columns of -1
-    places = np.concatenate([index.positions, np.zeros((1, 2), np.uint32)])
+    entries = np.concatenate([index.positions, np.zeros((1, 2), np.uint32)])
     for shape, endings in enumerate(index.header.shapes):
         for group, columns in choose(tuple(endings), members):
             rows = np.flatnonzero(index.rows["shape"] == shape)
+            chosen, wanted = index.rows[rows], np.array(columns)
+            suffix = f".{group}".encode("utf-8", "surrogateescape")
             numbers.append(rows)
-            chosen = index.rows[rows]
-            suffix = f".{group}".encode("utf-8", "surrogateescape") if group else b""
             keys.append(np.char.add(chosen["key"], suffix) if group else chosen["key"])
             firsts = chosen["first"].astype(np.int64)[:, None]
-            wanted = np.array(columns)
-            positions.append(places[np.where(wanted < 0, -1, firsts + wanted)])
+            positions.append(entries[np.where(wanted < 0, -1, firsts + wanted)])
     order = np.argsort(np.concatenate(numbers), kind="stable")
-    return _Opened(
-        Index(index.path, index.header),
-        np.concatenate(keys)[order],
-        np.concatenate(positions)[order],
-    )
+    return _Opened(index.path, index.header, np.concatenate(keys)[order], np.concatenate(positions)[order])
 
 
 @lru_cache(_OPEN_FILES)

@@ -48,13 +48,8 @@ class TrainTransform:
         return F.horizontal_flip_image(result) if mirrored else result
 
     def draw(self, seed: int, height: int, width: int) -> tuple[int, int, int, int, bool]:
-        """Draw the crop of an image of `height` × `width` as torchvision's `RandomResizedCrop` does.
-
-        With given `scale` and `flip`, the crop depends only on the three arguments.
-
-        Returns:
-            top, left, height and width in pixels, and whether the crop is mirrored.
-        """
+        """Draw the crop of an image of `height` × `width` as torchvision's `RandomResizedCrop` does: top, left, height
+        and width in pixels, and whether the crop is mirrored. It depends only on the arguments, `scale` and `flip`."""
         numbers = _uniform(seed)
         low, high = self.scale
         for _ in range(_TRIES):

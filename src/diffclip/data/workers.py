@@ -28,12 +28,8 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
-    """Make a DataLoader whose workers outlive signals to the whole job; `options` are arguments of DataLoader.
-
-    Args:
-        workers: processes that read ahead; 0 reads in this process.
-        timeout: seconds without data from the workers after which an error is raised; 0: no limit.
-    """
+    """Make a DataLoader whose workers outlive signals to the whole job; with 0 workers, this process reads.
+    `timeout` is in seconds without data, 0 for no limit. `options` are arguments of DataLoader."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -70,9 +66,8 @@ def map_processes(
                 process.terminate()
             raise
         except BrokenProcessPool as error:
-            raise DiffCLIPError(
-                "a process died, was memory short? Free some, or use fewer --workers"
-            ) from error
+            reason = "a process died, was memory short? Free some, or use fewer --workers"
+            raise DiffCLIPError(reason) from error
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
-from diffclip.data.published_files import ChoiceSet
+from diffclip.data.open_published import ChoiceSet
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
 from diffclip.errors import InputError, explain_errors, unknown_name
 from diffclip.evaluation.embed import Setting

@@ -24,7 +24,7 @@ import torch
 
 import diffclip
 from diffclip.data.evaluation_set import EvaluationSet, Kind
-from diffclip.data.evaluation_sets import has_split, open_set, set_name
+from diffclip.data.open_set import has_split, open_set, set_name
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, parts_of, set_folder
 from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError

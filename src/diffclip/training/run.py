@@ -17,8 +17,8 @@ import diffclip
 from diffclip.attention.dispatch import resolve_backend
 from diffclip.data.dataset import DatasetPairs, dataset_set
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.data.evaluation_sets import caption_set
 from diffclip.data.loader import CaptionLoader
+from diffclip.data.open_set import caption_set
 from diffclip.data.pairs import PairKeys, Pairs
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import DiffCLIPError, Fault, InputError, require_group

@@ -53,16 +53,18 @@ def open_files(name: str, split: str, folder: Path) -> EvaluationSet:
     incomplete, or if clip_benchmark is needed but not installed."""
     if not is_there(name, split, folder):
         raise missing_set_error(name, folder.parent, split)
-    reader = PUBLISHED[name].reader
-    if reader == "pairs":
-        raise InputError(f"{name} is a set of pairs: try --task mmvp")
-    if reader == "choices":
-        return open_choices(name, folder)
-    if reader == "builder":
-        return _open_with_builder(name, split, folder)
-    if reader == "captions":
-        return _open_captioned(name, split, *files_of(name, split, folder))
-    return _open_class_folders(name, split, *files_of(name, split, folder))
+    files = files_of(name, split, folder)
+    match PUBLISHED[name].reader:
+        case "pairs":
+            raise InputError(f"{name} is a set of pairs: try --task mmvp")
+        case "choices":
+            return open_choices(name, folder)
+        case "builder":
+            return _open_with_builder(name, split, folder)
+        case "captions":
+            return _open_captioned(name, split, *files)
+        case "classes":
+            return _open_class_folders(name, split, *files)
 
 
 def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
@@ -75,10 +77,8 @@ def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
     folders = [path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)]
     if foreign := sorted(set(folders) - set(numbers)):
         raise InputError(f"{folder / foreign[0]} is not a class of {name}: move it out of {folder}")
-    if len(folders) != _CLASSES.get(name, 1000):
-        raise InputError(
-            f"{folder} has {len(folders)} class folders, {name} has {_CLASSES.get(name, 1000)}: fetch it again"
-        )
+    if len(folders) != (classes := _CLASSES.get(name, 1000)):
+        raise InputError(f"{folder} has {len(folders)} class folders, {name} has {classes}: fetch it again")
     folders.sort(key=numbers.__getitem__)
     images = {
         f"{class_name}/{file}": label
@@ -100,15 +100,14 @@ def _open_class_folders(name: str, split: str, folder: Path) -> EvaluationSet:
 def _open_captioned(name: str, split: str, folder: Path, file: Path) -> EvaluationSet:
     """Open the images that have captions in `file`. Missing images are left out and added to `faults`."""
     entries = read_captions(file).captions
-    source = FolderSource(folder, list(entries))
+    source, texts = FolderSource(folder, list(entries)), list(entries.values())
     exists = [(folder / image).is_file() for image in entries]
     faults = [Fault(source.name(i), "is missing") for i, is_file in enumerate(exists) if not is_file]
-    captions = list(entries.values())
-    indices = [i for i, texts in enumerate(captions) if texts and exists[i]]
+    indices = [i for i, is_file in enumerate(exists) if is_file and texts[i]]
     if not indices:
         raise InputError(f"not one image in {folder} has a caption in {file.name}: fetch the set again")
-    usable = [captions[i] for i in indices]
-    return EvaluationSet(name, split, "retrieval", [], [], source, indices, captions=usable, faults=faults)
+    captions = [texts[i] for i in indices]
+    return EvaluationSet(name, split, "retrieval", [], [], source, indices, captions=captions, faults=faults)
 
 
 def _open_with_builder(name: str, split: str, folder: Path) -> EvaluationSet:
@@ -121,39 +120,29 @@ def _open_with_builder(name: str, split: str, folder: Path) -> EvaluationSet:
     with warnings.catch_warnings(), explain_errors(f"{name} in {folder} cannot be read", advice):
         # the builder warns that it knows no splits of Caltech-101 and SUN397; `draw_split` makes them
         warnings.simplefilter("ignore")
-        dataset: Any = build_dataset(
-            name, root=str(folder), split=publishers_split(name, split), download=False
-        )
+        split_name = publishers_split(name, split)
+        dataset: Any = build_dataset(name, root=str(folder), split=split_name, download=False)
     # torchvision's names for the list of labels (`y`: Caltech-101) and the list of files
     targets = next(getattr(dataset, name) for name in ("targets", "_labels", "y") if hasattr(dataset, name))
     files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
-    labels = [int(label) for label in targets]
-    if absent := set(range(len(dataset.classes))) ^ set(labels):
+    labels, classnames = [int(label) for label in targets], [str(text) for text in dataset.classes]
+    if absent := set(range(len(classnames))) ^ set(labels):
         raise InputError(f"{name} in {folder} has no image or no name of its class {min(absent)}: {advice}")
     indices = list(range(len(labels)))
     keys = [os.path.relpath(file, folder) for file in files] if files else [f"{i:07d}" for i in indices]
     if name in _TRAIN_IMAGES:
         indices = draw_split(keys, labels, split, _TRAIN_IMAGES[name])
-    return EvaluationSet(
-        name,
-        split,
-        "classification",
-        [str(text) for text in dataset.classes],
-        list(dataset.templates),
-        FolderSource(folder, keys, dataset),
-        indices,
-        [labels[i] for i in indices],
-    )
+    source, templates = FolderSource(folder, keys, dataset), list(dataset.templates)
+    chosen = [labels[i] for i in indices]
+    return EvaluationSet(name, split, "classification", classnames, templates, source, indices, chosen)
 
 
 def draw_split(keys: list[str], labels: list[int], split: str, train: int | float) -> list[int]:
     """Draw a split of a set without splits: `train` images (or that share) of each class to train, the others to test.
+    Return the numbers of the split's images, in the order of their keys.
 
     The draw depends only on the order of the keys and on the label of the class. At least one image of each class is
     in the test split.
-
-    Returns:
-        The numbers of the split's images, in the order of their keys.
     """
     order = sorted(range(len(keys)), key=keys.__getitem__)
     members: dict[int, list[int]] = {}
@@ -214,13 +203,12 @@ def open_choices(name: str, folder: Path) -> ChoiceSet:
                 if not all(isinstance(text, str) for text in texts):
                     raise TypeError(f"{texts} are not texts")
                 choices.append(Choice(file.stem, images.setdefault(texts[0], len(images)), *texts[1:]))
-    places = (folder / CHOICE_IMAGES, folder.resolve().parent / "mscoco_captions" / CHOICE_IMAGES)
-    place = next((path for path in places if path.is_dir()), places[0])
-    missing = [image for image in images if not (place / image).is_file()]
+    folders = (folder / CHOICE_IMAGES, folder.resolve().parent / "mscoco_captions" / CHOICE_IMAGES)
+    source = FolderSource(next((path for path in folders if path.is_dir()), folders[0]), list(images))
+    missing = [path for path in map(source.folder.joinpath, images) if not path.is_file()]
     if missing:
         raise InputError(
-            f"{place / missing[0]} does not exist: {len(missing)} of the {len(images)} images of {name} are missing, "
-            f"put COCO's val2017 (http://images.cocodataset.org/zips/val2017.zip) into {places[0]} or {places[1]}"
+            f"{missing[0]} does not exist: {len(missing)} of the {len(images)} images of {name} are missing, put "
+            f"COCO's val2017 (http://images.cocodataset.org/zips/val2017.zip) into {folders[0]} or {folders[1]}"
         )
-    source, indices = FolderSource(place, list(images)), list(range(len(images)))
-    return ChoiceSet(name, "test", "sugarcrepe", [], [], source, indices, choices=choices)
+    return ChoiceSet(name, "test", "sugarcrepe", [], [], source, list(range(len(images))), choices=choices)

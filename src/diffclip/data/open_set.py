@@ -17,8 +17,8 @@ from diffclip.data.images import IMAGE
 from diffclip.data.index import MASK, SEGMENTS, open_indexes
 from diffclip.data.masks import CROWD, label_of, masked_set
 from diffclip.data.members import Members
+from diffclip.data.open_published import open_choices, open_files
 from diffclip.data.pairs import PairKeys
-from diffclip.data.published_files import open_choices, open_files
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, is_there, parts_of, set_folder
 from diffclip.data.shards import MANIFEST, tar_files
 from diffclip.data.tar_set import TarSet
@@ -46,9 +46,8 @@ def open_set(
         The set: a `MaskedSet` for "masks", a `ChoiceSet` for "sugarcrepe".
 
     Raises:
-        InputError: no such set, folder or split; a set of pairs, which has no splits; no shards or samples of that
-            kind; no class list, or a list of a single class; labels that cannot be read or are not in the class list;
-            a published set that must be downloaded first.
+        InputError: there is no such set, split or sample; labels and class list do not fit; or a published set must
+            be downloaded first.
     """
     folder, (whole_split, first, end) = set_folder(source, root), parts_of(split)
     opened = _open(set_name(source, folder), whole_split, folder, kind)
@@ -72,50 +71,72 @@ def set_name(source: str | Path, folder: Path) -> str:
 
 def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
     @cache  # every task that learns asks for the split to learn from
-    def open_split(other_split: str) -> EvaluationSet | None:
-        exists = _has_shards(folder, other_split) or _has_files(name, other_split, folder)
-        return _open(name, other_split, folder, kind) if exists else None
+    def open_split(other: str) -> EvaluationSet | None:
+        exists = _has_shards(folder, other) or _has_files(name, other, folder)
+        return _open(name, other, folder, kind) if exists else None
 
     return replace(_read(name, split, folder, kind), beside=open_split)
 
 
 def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
-    published_files = kind is None and name in PUBLISHED and not _has_shards(folder, split)
-    if published_files and (_has_files(name, split, folder) or not _shard_splits(folder)):
+    is_unpacked = kind is None and name in PUBLISHED and not _has_shards(folder, split)
+    if is_unpacked and (_has_files(name, split, folder) or not _shard_splits(folder)):
         return open_files(name, split, folder)
-    set_kind = kind or _kind(folder)
+    set_kind = kind or _declared_kind(folder)
     if set_kind == "sugarcrepe":
         if split != "test":
             raise InputError(f"{folder} has no splits: leave --split out")
         return open_choices(name, folder)
     shards = _shards(folder, split)
     if kind is None and set_kind == "classification":
-        headers = open_indexes(shards, tables=False).values()
-        set_kind = _kind_of_samples(
-            folder, {ending for header in headers for shape in header.header.shapes for ending in shape}
-        )
+        set_kind = _kind_of_samples(folder, shards)
     if set_kind == "retrieval":
-        data = caption_set(name, split, [str(path) for path in shards])
+        data = caption_set(name, split, list(map(str, shards)))
     elif set_kind == "masks":
-        tars = TarSet(
-            shards, _members(f"mask (.{MASK})", MASK, f"give each a .{MASK} and a text (.txt or .cls)")
-        )
-        data = masked_set(name, split, tars, _lines(folder / "classnames.txt"), _templates(folder)[0])
-    elif set_kind == "segmentation":
-        data = _open_segmentation(name, split, shards, folder)
+        classnames, template = _lines(folder / "classnames.txt"), _templates(folder)[0]
+        data = masked_set(name, split, _tars(shards, "mask", MASK), classnames, template)
     else:
-        data = _open_classification(name, split, shards, folder)
+        data = _open_classes(name, split, set_kind, shards, folder)
     manifest = folder / split / MANIFEST
     if manifest.exists():
         with explain_errors(f"{manifest} cannot be read", "make the shards again, in another folder"):
             edge = json.loads(manifest.read_text("utf-8"))["edge"]
         if edge:
-            reason = f"holds images of {edge} px, from make-shards --edge"
-            data.faults.append(Fault(str(folder / split), reason, "note"))
-    if set_kind in ("classification", "segmentation") and not _lines(folder / _TEMPLATES):
-        reason = f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken"
-        data.faults.append(Fault(str(folder), reason, "note"))
+            _note(data, folder / split, f"holds images of {edge} px, from make-shards --edge")
     return data
+
+
+def _open_classes(name: str, split: str, kind: Kind, shards: list[Path], folder: Path) -> EvaluationSet:
+    """Open a set with a class per image ("classification") or per pixel ("segmentation")."""
+    classnames, templates, labels = _classnames(folder, kind), _templates(folder), []
+    if kind == "segmentation":
+        if len(classnames) >= CROWD:
+            limit = f"{len(classnames)} classes: .{SEGMENTS} holds up to {CROWD - 1}"
+            raise InputError(f"{folder / 'classnames.txt'} has {limit}")
+        tars = _tars(shards, "class for each pixel", SEGMENTS)
+    else:
+        tars = _tars(shards, "label", "cls")
+        samples = map(tars.__getitem__, range(len(tars)))
+        labels = [label_of(sample.read("cls"), sample.name, len(classnames)) for sample in samples]
+    indices, faults = list(range(len(tars))), tars.faults + tars.notes
+    data = EvaluationSet(name, split, kind, classnames, templates, tars, indices, labels, faults=faults)
+    if labels and (empty := [classnames[n] for n in sorted(set(range(len(classnames))) - set(labels))]):
+        which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
+        _note(data, folder / split, f"{which}: mean_per_class_recall is over the others")
+    if not _lines(folder / _TEMPLATES):
+        _note(data, folder, f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken")
+    return data
+
+
+def _note(data: EvaluationSet, path: Path, reason: str) -> None:
+    data.faults.append(Fault(str(path), reason, "note"))
+
+
+def _tars(shards: list[Path], name: str, ending: str) -> TarSet:
+    """Open shards of samples with an image and a member of this ending, `name` in messages."""
+    endings = (("image", IMAGE), *((ending, (ending,)) for ending in ("txt", "json", "cls", MASK, SEGMENTS)))
+    needed = (("image", ("image",)), (f"{name} (.{ending})", (ending,)))
+    return TarSet(shards, Members(endings, needed, f"add a .{ending} to each"))
 
 
 def _has_shards(folder: Path, split: str) -> bool:
@@ -126,52 +147,11 @@ def _has_files(name: str, split: str, folder: Path) -> bool:
     return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
 
 
-def _members(name: str, label: str, advice: str) -> Members:
-    """The members of evaluation sets; a sample needs an image and the member `label`, `name` in messages."""
-    endings = (("image", IMAGE), *((ending, (ending,)) for ending in ("txt", "json", "cls", MASK, SEGMENTS)))
-    return Members(endings, (("image", ("image",)), (name, (label,))), advice)
-
-
-def _open_classification(name: str, split: str, shards: list[Path], folder: Path) -> EvaluationSet:
-    classnames = _classnames(folder, "classification")
-    tars = TarSet(shards, _members("label (.cls)", "cls", "add a .cls to each"))
-    samples = [tars[i] for i in range(len(tars))]
-    labels = [label_of(sample.read("cls"), sample.name, len(classnames)) for sample in samples]
-    faults = tars.faults + tars.notes
-    empty = [classnames[label] for label in sorted(set(range(len(classnames))) - set(labels))]
-    if empty:
-        which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
-        reason = f"{which}: mean_per_class_recall is over the others"
-        faults.append(Fault(str(folder / split), reason, "note"))
-    templates = _templates(folder)
-    return EvaluationSet(
-        name, split, "classification", classnames, templates, tars, [*range(len(tars))], labels, faults=faults
-    )
-
-
-def _open_segmentation(name: str, split: str, shards: list[Path], folder: Path) -> EvaluationSet:
-    classnames, templates = _classnames(folder, "segmentation"), _templates(folder)
-    if len(classnames) >= CROWD:
-        raise InputError(
-            f"{folder / 'classnames.txt'} has {len(classnames)} classes: .{SEGMENTS} holds up to {CROWD - 1}"
-        )
-    tars = TarSet(
-        shards, _members(f"class for each pixel (.{SEGMENTS})", SEGMENTS, f"add a .{SEGMENTS} to each")
-    )
-    indices, faults = [*range(len(tars))], tars.faults + tars.notes
-    return EvaluationSet(name, split, "segmentation", classnames, templates, tars, indices, faults=faults)
-
-
 def caption_set(
     name: str, split: str, shards: Any, keys: PairKeys | None = None, *cache: Any
 ) -> EvaluationSet:
-    """Open images with their captions as a set for retrieval, or raise `InputError` if no sample has both.
-
-    Args:
-        shards: paths, patterns or addresses, as of a `TarSet`.
-        keys: how the image and the captions of a sample are found.
-        cache: the folder for copies of remote shards and its limit, as of a `TarSet`.
-    """
+    """Open images with their captions as a set for retrieval, or raise `InputError` if no sample has both. `shards`
+    and `cache` (folder and limit) are as of a `TarSet`."""
     keys = keys or PairKeys()
     tars = TarSet(shards, keys.members("add a caption (.txt or .json) to each"), None, *cache)
     indices, captions, faults = read_answers(tars, lambda sample: keys.read(sample).texts)
@@ -200,7 +180,7 @@ def _templates(folder: Path) -> list[str]:
     return templates
 
 
-def _kind(folder: Path) -> Kind:
+def _declared_kind(folder: Path) -> Kind:
     kinds: dict[str, Kind] = {kind: kind for kind in ("classification", "retrieval", "sugarcrepe")}
     name = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
     if name not in kinds:
@@ -211,13 +191,13 @@ def _kind(folder: Path) -> Kind:
     return kinds[name]
 
 
-def _kind_of_samples(folder: Path, endings: set[str]) -> Kind:
-    undeclared = not any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
-    if undeclared and MASK in endings:
+def _kind_of_samples(folder: Path, shards: list[Path]) -> Kind:
+    headers = [index.header for index in open_indexes(shards, tables=False).values()]
+    endings = {ending for header in headers for shape in header.shapes for ending in shape}
+    is_declared = any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
+    if MASK in endings and not is_declared:
         return "masks"
-    if SEGMENTS in endings and "cls" not in endings:
-        return "segmentation"
-    return "classification"
+    return "segmentation" if SEGMENTS in endings and "cls" not in endings else "classification"
 
 
 def _shards(folder: Path, split: str) -> list[Path]:

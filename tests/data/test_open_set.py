@@ -7,7 +7,7 @@ from made_sets import encoded
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.evaluation_sets import open_set
+from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.preprocess import EvalTransform
 
