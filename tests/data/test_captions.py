@@ -28,6 +28,7 @@ COCO = {
         ("Flickr8k.token.txt", "a.jpg#0\ta dog, running\na.jpg#1\tsecond\nb/c.png#0\tone\n"),
         ("x.jsonl", '{"image": "a.jpg", "text": ["a dog, running", "second"]}\n{"image": "b/c.png", "text": "one"}'),
         ("list.json", json.dumps([{"image": name, "captions": texts} for name, texts in WANTED.items()])),
+        ("by_image.json", json.dumps(WANTED)),
         ("coco.json", json.dumps(COCO)),
     ],
 )  # fmt: skip
@@ -144,6 +145,7 @@ def test_captions_of_a_sample_come_from_its_txt_or_json() -> None:
     assert captions_of({"json": b'{"caption": ["a dog", " ", "a cat"]}'}) == ["a dog", "a cat"]
     both = {"txt": b"from txt", "json": b'{"caption": "from json", "alt": "other"}'}
     assert captions_of(both) == ["from txt"]
+    assert captions_of(both | {"txt": b" \n"}) == ["from json"]
     assert captions_of(both, caption_key="alt") == ["other"]
 
 

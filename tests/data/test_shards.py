@@ -1,5 +1,8 @@
+import bz2
 import gzip
+import lzma
 import os
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -140,6 +143,7 @@ SAME = {"a.jpg": "a.txt", "b.jpg": "b.txt"}
         ("i/x/a.jpg i/y/a.jpg t/x/a.txt t/y/a.txt", {"i/x/a.jpg": "t/x/a.txt", "i/y/a.jpg": "t/y/a.txt"}),
         ("x/i/a.jpg y/i/a.jpg x/t/a.txt y/t/a.txt", {"x/i/a.jpg": "x/t/a.txt", "y/i/a.jpg": "y/t/a.txt"}),
         ("i/a.jpg a.txt ./b.jpg b.txt", {"i/a.jpg": "a.txt", "./b.jpg": "b.txt"}),
+        ("\u00e9.jpg e\u0301.txt", {"\u00e9.jpg": "e\u0301.txt"}),  # one name in two forms of Unicode
     ],
 )  # fmt: skip
 def test_members_of_a_sample_are_joined_wherever_they_are(tmp_path, names, pairs) -> None:
@@ -189,6 +193,30 @@ def test_long_and_non_ascii_names_are_read(tmp_path: Path, kind: int) -> None:
     assert (len(shards), contents(shards[0])) == (1, {"txt": b"hello"})
     assert shards.name(0) == f"{tmp_path / '0.tar'}:{name}"
     assert shards.faults == []
+
+
+def test_links_inside_a_shard_are_read_and_other_links_and_sparse_files_are_named(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "a.jpg").write_bytes(b"an image")
+    (files / "b.jpg").hardlink_to(files / "a.jpg")
+    (files / "c.jpg").symlink_to("a.jpg")
+    (files / "d.jpg").symlink_to(tmp_path)
+    with (files / "e.jpg").open("wb") as file:
+        file.truncate(1 << 20)
+    for key in "abcde":
+        (files / f"{key}.txt").write_text(key)
+    path = tmp_path / "0.tar"
+    subprocess.run(["tar", "--sparse", "-cf", path, "--sort=name", "-C", files, "."], check=True)
+    shards = TarSet(path, PairKeys().members())
+    found = {shards[i].key: shards[i].read("image")["image"] for i in range(len(shards))}
+    assert found == dict.fromkeys("abc", b"an image")
+    [note] = shards.notes
+    assert (
+        "holds 2 links to elsewhere or sparse files, which are not read, the first: 'd.jpg': pack"
+        in note.reason
+    )
+    assert [str(fault) for fault in shards.faults] == [f"{path}:{key} has no image" for key in "de"]
 
 
 def test_forked_processes_read_independently(tmp_path: Path) -> None:
@@ -264,10 +292,14 @@ def test_shards_without_any_sample_raise_input_error(tmp_path: Path) -> None:
     text.write_text("this is no tar " * 100)
     good = write_shard(tmp_path / "good.tar", 2)
     packed.write_bytes(gzip.compress(good.read_bytes()))
+    (tmp_path / "bz.tar").write_bytes(bz2.compress(good.read_bytes()))
+    (tmp_path / "xz.tar").write_bytes(lzma.compress(good.read_bytes()))
     for path, words in (
         (empty, "is empty (0 bytes)"),
         (text, "is not a tar"),
-        (packed, "is compressed"),
+        (packed, "is compressed: unpack it with gunzip"),
+        (tmp_path / "bz.tar", "is compressed: unpack it with bunzip2"),
+        (tmp_path / "xz.tar", "is compressed: unpack it with unxz"),
         (tar_of(tmp_path / "none.tar", []), "no sample in"),
     ):
         with pytest.raises(InputError) as raised:

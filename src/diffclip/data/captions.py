@@ -37,7 +37,8 @@ def read_captions(file: Path) -> CaptionFile:
 
     Args:
         file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
-            with one object per line; `.json` with a list of such objects, or in COCO's format; `.parquet`, `.arrow`
+            with one object per line; `.json` with a list of such objects, with captions
+            by image, or in COCO's format; `.parquet`, `.arrow`
             or a folder that the library datasets saved. The captions of an object may be a list. Columns and keys
             have one of the usual names.
 
@@ -80,7 +81,8 @@ def _rows(file: Path) -> Iterable[Row]:
         content = _json(text, str(file))
         if isinstance(content, list):
             return _objects([(f"entry {number}", item) for number, item in enumerate(content, 1)], file)
-        return _coco(content, file)
+        is_by_name = isinstance(content, dict) and "images" not in content
+        return iter(content.items()) if is_by_name else _coco(content, file)
     return _tokens(text, file) if _TOKEN.match(text) else _table(text, file)
 
 
@@ -134,7 +136,9 @@ def _table(text: str, file: Path) -> Iterator[Row]:
         rows = [(reader.line_num, row) for row in reader if any(row)]
     except csv.Error as error:
         raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
-    head = rows[0][1] if rows else [""]
+    if not rows:
+        raise InputError(f"{file} is empty: give lines of an image and a caption")
+    head = rows[0][1]
     image, caption = map(head.index, _required_columns(head, file))
     # if the captions are the last column, an unquoted delimiter in a caption is part of the caption
     end = None if caption == len(head) - 1 else caption + 1
@@ -165,13 +169,17 @@ def _arrow(file: Path) -> Iterator[Row]:
     for path in files:
         with explain_errors(f"{path} cannot be read", "give a whole file"):
             is_parquet = path.suffix == ".parquet"
-            stream = None if is_parquet else pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-            schema = parquet.read_schema(path) if stream is None else stream.schema
+            source = (
+                parquet.ParquetFile(path)
+                if is_parquet
+                else pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            )
+            schema = source.schema_arrow if is_parquet else source.schema
             image, caption = _required_columns(schema.names, file)
             # an image in the file: only its path is read
             is_inside = pyarrow.types.is_struct(schema.field(image).type)
             columns = [f"{image}.path" if is_inside else image, caption]
-            table = parquet.read_table(path, columns=columns) if stream is None else stream.read_all()
+            table = source.read(columns) if is_parquet else source.read_all()
             names = compute.struct_field(table[image], "path") if is_inside else table[image]
             for name, texts in zip(names.to_pylist(), table[caption].to_pylist(), strict=True):
                 has_names = has_names or bool(name)

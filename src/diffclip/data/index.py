@@ -12,13 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import posixpath
 import re
 import sys
 import tarfile
+import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -37,9 +39,13 @@ BLOCK = 512
 # Limit for the zeros after the last member: GNU tar pads to 10 KiB, or to the size that `-b` sets.
 _PADDING = 1 << 20
 _CUT = "is cut short or broken"
-_FORMAT = 5
+# How a compressed file begins, and the program that unpacks it.
+_COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+_FORMAT = 6
 _METADATA = re.compile(r"__.*__")
 
+Entry = tuple[str, tuple[int, int]]
+"""The path of a member, its block and its size."""
 Run = tuple[str, dict[str, tuple[int, int]]]
 """A key, and for each ending the block and size of the member."""
 
@@ -90,17 +96,23 @@ def stamp(path: Path) -> str:
 
 def scan(path: Path) -> Index:
     """Read the headers of the tar at `path`, seeking over the contents."""
-    mark = stamp(path)
-    runs: list[Run] = []
+    mark, entries, links = stamp(path), list[Entry](), list[tuple[str, str]]()
     try:
         with path.open("rb") as file:
-            fault = _read_headers(file, path.stat().st_size, runs)
+            fault = _read_headers(file, path.stat().st_size, entries, links)
     except OSError as error:
-        runs, fault = [], f"cannot be read ({error.strerror or error})"
-    samples, repeated = _join(runs)
+        fault = f"cannot be read ({error.strerror or error})"
+    targets = dict(entries) if links else {}
+    entries += [(name, targets[target]) for name, target in links if target in targets]
+    samples, repeated = _join(_find_runs(entries))
     if fault and fault.startswith(_CUT):
         fault = f"{fault}, {len(samples)} sample{'s' * (len(samples) != 1)} before it kept"
     notes = [f"holds {len(repeated)} keys more than once, the first: {repeated[0]!r}"] if repeated else []
+    if unread := [name for name, target in links if target not in targets]:
+        which = (
+            f"{len(unread)} links to elsewhere or sparse files, which are not read, the first: {unread[0]!r}"
+        )
+        notes.append(f"holds {which}: pack the files with tar --dereference, without --sparse")
     shapes: dict[tuple[str, ...], int] = {}
     table, positions = [], list[tuple[int, int]]()
     for key, members in samples:
@@ -114,24 +126,39 @@ def scan(path: Path) -> Index:
     return Index(path, header, rows, np.array(positions, np.uint32).reshape(-1, 2))
 
 
-def _read_headers(file: IO[bytes], length: int, runs: list[Run]) -> str | None:
-    """Add the members of a tar of `length` bytes to `runs`, up to the first broken member; return its fault or None."""
+def _read_headers(
+    file: IO[bytes], length: int, entries: list[Entry], links: list[tuple[str, str]]
+) -> str | None:
+    """Read the headers of a tar of `length` bytes up to the first broken one; return its fault or None. Add files to
+    `entries`, and links with their targets to `links`, also sparse files, which are not read, with the target ""."""
     if not length:
         return "is empty (0 bytes)"
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except tarfile.ReadError:
         file.seek(0)
-        return "is compressed: unpack it with gunzip" if file.read(2) == b"\x1f\x8b" else "is not a tar"
+        magic = file.read(5)
+        programs = (program for start, program in _COMPRESSED.items() if magic.startswith(start))
+        return next((f"is compressed: unpack it with {program}" for program in programs), "is not a tar")
     whole = False
     # tarfile raises these errors for a damaged header
     with suppress(tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # it would keep every header in memory
             # a damaged size may be negative or huge, and then the reader may not advance
-            if member.size < 0 or tar.offset <= member.offset or member.offset_data + member.size > length:
+            after = tar.offset if member.issparse() else member.offset_data + member.size
+            if member.size < 0 or tar.offset <= member.offset or after > length:
                 break
-            _add_member(member, runs)
+            name = posixpath.normpath(member.name)
+            if member.issparse():
+                links.append((name, ""))
+            elif member.issym():
+                target = posixpath.join(posixpath.dirname(name), member.linkname)
+                links.append((name, posixpath.normpath(target)))
+            elif member.islnk():
+                links.append((name, posixpath.normpath(member.linkname)))
+            elif member.isreg() and member.size < 2**32:
+                entries.append((name, (member.offset_data // BLOCK, member.size)))
         else:
             whole = True
     position = file.seek(min(tar.offset, length))
@@ -141,24 +168,27 @@ def _read_headers(file: IO[bytes], length: int, runs: list[Run]) -> str | None:
     return f"{_CUT} at byte {position} of {length}"
 
 
-def _add_member(member: tarfile.TarInfo, runs: list[Run]) -> None:
-    """Add a member to the run of its key if that is the last one and lacks the ending, else to a new run."""
-    folder, _, name = member.name.removeprefix("./").rpartition("/")
-    stem, _, ending = name.partition(".")
-    if not stem or not ending or not member.isreg() or member.issparse() or member.size >= 2**32:
-        return
-    parts = [*folder.split("/"), name] if folder else [name]
-    # webdataset's own members, such as `__index__.json` or `__meta__/…`, are not of a sample either
-    if any(map(is_hidden, parts)) or _METADATA.fullmatch(parts[0]):
-        return
-    key, ending = f"{folder}/{stem}" if folder else stem, ending.lower()
-    if not runs or runs[-1][0] != key or ending in runs[-1][1]:
-        runs.append((key, {}))
-    runs[-1][1][ending] = (member.offset_data // BLOCK, member.size)
+def _find_runs(entries: list[Entry]) -> list[Run]:
+    """Group neighbors with the same key, as long as their endings differ."""
+    runs: list[Run] = []
+    for path, position in entries:
+        folder, _, name = path.rpartition("/")
+        stem, _, ending = name.partition(".")
+        parts = [*folder.split("/"), name] if folder else [name]
+        # webdataset's own members, such as `__index__.json` or `__meta__/…`, are not of a sample either
+        if not stem or not ending or any(map(is_hidden, parts)) or _METADATA.fullmatch(parts[0]):
+            continue
+        key, ending = f"{folder}/{stem}" if folder else stem, ending.lower()
+        if not runs or runs[-1][0] != key or ending in runs[-1][1]:
+            runs.append((key, {}))
+        runs[-1][1][ending] = position
+    return runs
 
 
-# Names by which an image and its texts are one sample: without the first folder, without the last one, without any.
+# Names by which an image and its texts are one sample: in one form of Unicode, without the first folder, without the
+# last one, without any.
 _SHORT_NAMES: tuple[Callable[[str], str], ...] = (
+    partial(unicodedata.normalize, "NFC"),
     lambda key: key.partition("/")[2] or key,
     lambda key: "/".join([*key.split("/")[:-2], os.path.basename(key)]),
     os.path.basename,

@@ -74,7 +74,8 @@ class PairKeys:
     def parse(self, members: Mapping[str, bytes], name: str) -> Captions:
         """Return the captions in the text member, or under the key or keys in `.json`, without the blank ones.
         `InputError` is raised if none is left, or a member cannot be read."""
-        is_text = "txt" in members and self.caption_key == CAPTION_KEY
+        has_text = "json" not in members or members.get("txt", b"").strip()
+        is_text = self.caption_key == CAPTION_KEY and "txt" in members and has_text
         if not is_text and "json" not in members:
             raise InputError(name, "has no caption")
         try:
