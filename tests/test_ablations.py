@@ -13,7 +13,7 @@ import diffclip
 from diffclip import CLIP, InputError
 from diffclip.attention import ATTENTION_LAYERS
 from diffclip.attention.differential import DifferentialAttention
-from diffclip.attention.first_map import FirstMapAttention
+from diffclip.attention.one_map import FirstMapAttention
 from diffclip.config import (
     VARIANTS,
     parse_config,

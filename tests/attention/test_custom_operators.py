@@ -1,7 +1,7 @@
 """The operators with torch's own tools: opcheck, compilation, checkpointing and sharded parameters."""
 
-import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from diffclip import CLIP
+from diffclip.attention import eager
 from diffclip.attention.blocked import _backward_of, _forward
 from diffclip.attention.differential import DifferentialAttention
 from diffclip.attention.kernels.operator import (
@@ -82,35 +83,51 @@ def gradients(model: nn.Module, images: Tensor, tokens: Tensor) -> dict[str, Ten
     }
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], rounding: float = 0.0) -> None:
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], lambda_limit: float = 1e-5) -> None:
     assert found.keys() == expected.keys()
     assert any("lambda_q1" in name for name in found)
-    errors = {name: error(found[name], expected[name]) for name in expected}
-    assert max(errors.values()) < 1e-5 + rounding, max(errors, key=lambda name: errors[name])
+    errors = {name: error(found[name].double(), expected[name].double()) for name in expected}
+    too_far = {
+        name: gap for name, gap in errors.items() if gap > (lambda_limit if ".lambda_" in name else 1e-5)
+    }
+    assert not too_far
 
 
-@pytest.mark.parametrize(
-    ("backend", "image_size", "compiler"),
-    [
-        ("triton", 32, "aot_eager"),
-        ("sdpa", 96, "aot_eager"),
-        pytest.param("sdpa", 96, "inductor", marks=pytest.mark.slow),
-    ],
-)
-def test_checkpointing_and_compilation_keep_gradients(backend: str, image_size: int, compiler: str) -> None:
+@pytest.mark.parametrize(("backend", "image_size"), [("triton", 32), ("sdpa", 96)])
+def test_checkpointing_and_compilation_keep_gradients(backend: str, image_size: int) -> None:
     torch._dynamo.reset()
     model, images, tokens = tiny(backend, image_size)
     expected = gradients(model, images, tokens)
     model.set_grad_checkpointing(True)
     assert_same(gradients(model, images, tokens), expected)
     model.set_grad_checkpointing(False)
-    rounding = 0.0
-    if compiler == "inductor":  # inductor sums in another order: the limit comes from float32's own error
-        exact = gradients(copy.deepcopy(model).double(), images.double(), tokens)
-        rounding = 2 * max(error(expected[name].double(), exact[name].double()) for name in exact)
-        assert rounding < 5e-5
-    compiled = gradients(torch.compile(model, fullgraph=True, backend=compiler), images, tokens)
-    assert_same(compiled, expected, rounding)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, images, tokens), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["auto", "sdpa"])
+def test_compiled_gradients_are_as_exact_as_float32_sums(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """λ is one number for a layer, so its gradient is a sum over all entries of its maps, whose terms cancel. A float32
+    sum of n terms in any order is off by about √n·2⁻²⁴·Σ|term| (Higham, Accuracy and Stability, Section 4.2)."""
+    torch._dynamo.reset()
+    model, images, tokens = tiny(backend, 96)
+    compiled = gradients(torch.compile(model, fullgraph=True), images, tokens)
+    formula, by_row = eager.differential, []
+
+    def with_a_lambda_for_each_row(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *rest: Any) -> Tensor:
+        by_row.append(lam.expand(*v.shape[:3], 1).clone())
+        by_row[-1].retain_grad()
+        return formula(q, k, v, by_row[-1], *rest)
+
+    monkeypatch.setattr(eager, "differential", with_a_lambda_for_each_row)
+    model.set_attention_backend("eager")
+    exact = gradients(model.double(), images.double(), tokens)
+    condition = max(float(lam.grad.abs().sum() / lam.grad.sum().abs()) for lam in by_row)
+    terms = max(lam.numel() * lam.shape[2] for lam in by_row)
+    assert_same(compiled, exact, lambda_limit=condition * terms**0.5 * 2**-24)
 
 
 @pytest.mark.parametrize("backend", ["triton", "sdpa"])

@@ -15,11 +15,10 @@ from diffclip import InputError, differential_attention
 from diffclip.attention.added import AddedDifferentialAttention
 from diffclip.attention.differential import DifferentialAttention
 from diffclip.attention.dispatch import BACKENDS, choose_backend, resolve_backend, softmax_attention
-from diffclip.attention.first_map import FirstMapAttention
 from diffclip.attention.gated import GatedAttention, HeadwiseGatedAttention, OpenGatedAttention
 from diffclip.attention.grouped import GroupedDifferentialAttention
-from diffclip.attention.half_heads import HalfHeadsAttention, HalfHeadsNormAttention
 from diffclip.attention.head_norm import FewerQueriesAttention
+from diffclip.attention.one_map import FirstMapAttention, HalfHeadsAttention, HalfHeadsNormAttention
 from diffclip.attention.softmax import SoftmaxAttention
 from diffclip.attention.v2 import DifferentialAttentionV2
 from diffclip.config import variant_config

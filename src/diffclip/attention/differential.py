@@ -38,11 +38,9 @@ class LambdaAttention(SelfAttention):
 
     @classmethod
     def starting_value(cls, name: str, shape: torch.Size, start: StartingValues) -> Tensor | None:
-        return (
-            start(name, shape, std=0.1)
-            if name in LAMBDA_VECTORS
-            else super().starting_value(name, shape, start)
-        )
+        if name in LAMBDA_VECTORS:
+            return start(name, shape, std=0.1)
+        return super().starting_value(name, shape, start)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LambdaAttention:
         """Move or cast the layer; λ's vectors move along but stay float32, as in the published code."""
@@ -80,22 +78,27 @@ class DifferentialAttention(LambdaAttention, NormedAttention):
         super().__init__(dim, num_heads, device=device, **rest)
         self.add_lambda_vectors(device)
 
+    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Project x [B, N, C] to queries and keys [B, 2·H, N, d] in adjacent pairs, values [B, H, N, 2·d], and λ."""
+        return *split_heads(self.qkv(x), self.num_heads, self.num_heads // 2), self.current_lambda()
+
+    def _operator(self, causal: bool) -> dict[str, Any]:
+        """Return the operator's arguments beside its inputs."""
+        return {
+            "causal": causal,
+            "backend": self.backend,
+            "norm_weight": self.norm_weight,
+            "norm_eps": HEAD_NORM_EPS,
+            "out_scale": self.out_scale,
+            "dropout_p": self.dropout_p,
+        }
+
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        return differential_attention_packed(
-            self.qkv(x),
-            self.num_heads,
-            self.current_lambda(),
-            causal=causal,
-            backend=self.backend,
-            norm_weight=self.norm_weight,
-            norm_eps=HEAD_NORM_EPS,
-            out_scale=self.out_scale,
-            dropout_p=self.attn_drop if self.training else 0.0,
-        )
+        lam, options = self.current_lambda(), self._operator(causal)
+        return differential_attention_packed(self.qkv(x), self.num_heads, lam, **options)
 
     def attend_through_maps(
         self, x: Tensor, causal: bool, detach_norm: bool = False
     ) -> tuple[Tensor, AttentionMaps]:
-        q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads // 2)
-        heads, maps = self._subtract_maps(q, k, v, self.current_lambda(), causal)
+        heads, maps = self._subtract_maps(*self._pairs(x), causal)
         return self._finish(heads, maps.first.dtype, detach_norm), maps

@@ -23,9 +23,6 @@ from diffclip.files import cache_folder, write_text
 
 __all__ = ["differential", "differential_packed", "softmax", "why_not_fused"]
 
-VERDICTS: dict[str, dict[str, str | None]] = {}
-"""Verdicts on GPUs that were measured, by name and type: None if the kernels are faster, else the reason. None yet."""
-
 _INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton's interpreter runs the kernels on a CPU, slowly, for tests; like Triton, read the variable once
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -48,8 +45,8 @@ def why_not_fused(q: Tensor, v: Tensor) -> str | None:
 
 
 def why_not_faster(q: Tensor, v: Tensor) -> str | None:
-    """Return why "auto" does not take the kernels for q and v on a GPU, or None if it does: they were measured to be
-    right and faster than torch's attention on this kind of GPU, by `diffclip bench` or in `VERDICTS`."""
+    """Return why "auto" does not take the kernels for q and v on a GPU, or None if it does: `diffclip bench` has found
+    them right and faster than torch's attention on this kind of GPU."""
     found = verdict(q.device.index or 0, str(q.dtype).removeprefix("torch."))
     return why_not_fused(q, v) if found is None else found
 
@@ -58,10 +55,8 @@ def why_not_faster(q: Tensor, v: Tensor) -> str | None:
 def verdict(index: int, dtype: str) -> str | None:
     """Return why the kernels are not to be preferred on GPU `index` for a type, or None."""
     name = torch.cuda.get_device_name(index)
-    found = _read_verdicts(verdict_file(name)) or VERDICTS.get(name, {})
-    return found.get(
-        dtype, f"the fused kernels have not been measured on {name} in {dtype}: run diffclip bench"
-    )
+    unknown = f"the fused kernels have not been measured on {name} in {dtype}: run diffclip bench"
+    return _read_verdicts(verdict_file(name)).get(dtype, unknown)
 
 
 def verdict_file(name: str) -> Path:

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from diffclip.attention import eager
-from diffclip.attention.dispatch import softmax_attention
 from diffclip.attention.heads import by_head, finish_heads
 from diffclip.attention.lambdas import accumulation_dtype
-from diffclip.attention.module import AttentionMaps, SelfAttention, StartingValues
+from diffclip.attention.module import SelfAttention, StartingValues
 
 HEAD_NORM_EPS = 1e-5
 
@@ -114,23 +112,3 @@ class FewerQueriesAttention(NormedAttention):
     def _values(self, x: Tensor) -> Tensor:
         values: Tensor = self.part_qkv(x)[..., -self.num_heads * self.head_dim :]
         return values
-
-
-class OneMapAttention(NormedAttention):
-    """`NormedAttention` with a softmax map for each value head."""
-
-    @abstractmethod
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x [B, N, C] to queries and keys [B, H, N, any], and values [B, H, N, 2·d]."""
-
-    def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        dropout_p = self.attn_drop if self.training else 0.0
-        out = softmax_attention(*self._split(x), causal=causal, backend=self.backend, dropout_p=dropout_p)
-        return self._finish(out, accumulation_dtype(out.dtype))
-
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
-        q, k, v = self._split(x)
-        maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k, v)
-        return self._finish(maps.combined.to(v.dtype) @ v, maps.first.dtype, detach_norm), maps

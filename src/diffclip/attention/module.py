@@ -108,6 +108,11 @@ class SelfAttention(nn.Module, ABC):
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
 
+    @property
+    def dropout_p(self) -> float:
+        """The share of each map to drop now: `attn_drop` in training, else 0."""
+        return self.attn_drop if self.training else 0.0
+
     @classmethod
     def has_maps(cls) -> bool:
         """Tell whether the layer defines `attend_through_maps`."""

@@ -27,9 +27,9 @@ class PairedAttention(SelfAttention):
         or [B, H, N]."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        q, k, v, lam = self.project(x)
-        dropout_p = self.attn_drop if self.training else 0.0
-        out = differential_attention(q, k, v, lam, causal=causal, backend=self.backend, dropout_p=dropout_p)
+        out = differential_attention(
+            *self.project(x), causal=causal, backend=self.backend, dropout_p=self.dropout_p
+        )
         return out.transpose(1, 2).flatten(2)
 
     def attend_through_maps(
