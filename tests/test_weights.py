@@ -84,7 +84,8 @@ def test_a_pickle_that_tries_to_run_code_is_refused_without_running_it(legacy, t
     monkeypatch.chdir(tmp_path)
     contents = {"state_dict": {"module.x": torch.zeros(1)}, "args": Evil()}
     torch.save(contents, tmp_path / "evil.pt", _use_new_zipfile_serialization=not legacy)
-    with pytest.raises(InputError, match=r"wants to run (posix|nt|os)\.system") as error:
+    reason = "holds more than tensors" if legacy else r"wants to run (posix|nt|os)\.system"
+    with pytest.raises(InputError, match=reason) as error:
         diffclip.load_weights(tiny(), tmp_path / "evil.pt")
     assert "\n" not in str(error.value)
     (tmp_path / "plain.pt").write_bytes(pickle.dumps({"a": Evil()}))

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -15,8 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-
-from safetensors import SafetensorError
 
 from diffclip.errors import InputError
 
@@ -82,27 +79,15 @@ def explain_disk_errors(target: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        number = _system_error(error)
-        if number is None or number == errno.EPIPE:
+    except OSError as error:
+        if error.errno in (None, errno.EPIPE):
             raise
-        fault = f"cannot write {target}: {os.strerror(number)}; choose another place"
-        if number in (errno.ENOSPC, errno.EDQUOT):
+        fault = f"cannot write {target}: {error.strerror}; choose another place"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fault = f"no space left on device while writing {target}: free some space or choose another place"
-        elif number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
+        elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
             fault = f"cannot write {target}: a file or folder of that name is in the way"
         raise InputError(fault) from error
-
-
-def _system_error(error: BaseException) -> int | None:
-    """Return the errno of `error`, which torch and safetensors give only in the text of their own exceptions."""
-    if isinstance(error, OSError):
-        return error.errno
-    if match := re.search(r"os error (\d+)", str(error)):
-        return int(match.group(1))
-    if "PytorchStreamWriter" in str(error) or "unexpected pos" in str(error):
-        return errno.ENOSPC
-    return None
 
 
 @contextmanager

@@ -10,10 +10,10 @@ import argparse
 import codecs
 import pathlib
 import pickle
-import re
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,15 @@ def read_pickle(path: Path) -> Any:
         try:
             # files of torch < 1.6 are no archives and cannot be mapped
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        except (pickle.UnpicklingError, KeyError) as error:  # a text file has unknown opcodes
-            match = re.search(r"GLOBAL ([\w.]+)", str(error))
-            if match:
+        except (pickle.UnpicklingError, KeyError):  # a text file has unknown opcodes
+            unsafe: list[str] = []
+            with suppress(ValueError, RuntimeError):  # files of torch < 1.6 are not taken apart
+                unsafe = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+            if unsafe:
                 raise InputError(
-                    f"{path} wants to run {match.group(1)}: refused, ask its author for safetensors"
+                    f"{path} wants to run {unsafe[0]}: refused, ask its author for safetensors"
                 ) from None
-            raise InputError(f"{path} is not a file of torch.save, or is damaged: fetch it again") from None
+            raise InputError(
+                f"{path} is not a file of torch.save, is damaged, or holds more than tensors: fetch it again, or ask "
+                "its author for safetensors"
+            ) from None

@@ -6,6 +6,7 @@ A saved folder holds `config.json` (the model's configuration with its image and
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -319,12 +320,18 @@ def save_published(model: CLIP, file: str | Path) -> None:
     }
     # if writing fails, torch leaves a file open that it opened itself; `with` closes ours
     with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:
-        torch.save(contents, handle)
+        try:
+            torch.save(contents, handle)
+        except RuntimeError as error:  # of torch's writer, without an errno
+            raise OSError(errno.EIO, "torch could not write it, perhaps for lack of space") from error
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file with the permissions of the umask; the library itself lets only the owner read it."""
-    save_file(dict(tensors), file, metadata=metadata)
+    try:
+        save_file(dict(tensors), file, metadata=metadata)
+    except SafetensorError as error:  # without an errno
+        raise OSError(errno.EIO, str(error)) from error
     mask = os.umask(0)
     os.umask(mask)
     file.chmod(0o666 & ~mask)

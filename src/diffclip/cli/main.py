@@ -105,7 +105,7 @@ def main() -> NoReturn:
 def _describe_failure(error: Exception) -> tuple[str, int] | None:
     """Return the line and the exit code for an expected failure; None for a fault of this program."""
     if isinstance(error, TyperException):
-        return error.format_message().replace("Value error, ", ""), error.exit_code
+        return error.format_message(), error.exit_code
     if isinstance(error, DiffCLIPError):
         return str(error), error.exit_code
     if isinstance(error, OSError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -113,6 +114,11 @@ def fit(
                 "a GPU's memory is too small: try a per_device_batch_size below "
                 f"{arguments.per_device_train_batch_size}, or gradient_checkpointing=true"
             ) from error
+        except (SafetensorError, RuntimeError) as error:  # without an errno
+            if set(run.glob("checkpoint-*")) == set(checkpoints(run)):
+                raise
+            line = f"cannot write a checkpoint in {run}: free some space or choose another place"
+            raise InputError(line) from error
     if trainer.state.global_step < trainer.state.max_steps:
         line = f"asked to stop at step {trainer.state.global_step}, which is saved: go on with --resume"
         raise raised_by_all(arguments, StoppedError(f"{run}: {line}"))
