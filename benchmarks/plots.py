@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.about import parser_of
 from diffclip.report.style import write_figure
@@ -46,6 +47,8 @@ def draw(results: list[dict[str, Any]]) -> Figure:
             ticks = [n for n in lengths if n not in (64, 512, 2048)]  # too near others
             panel.set_xticks(ticks, [str(n) for n in ticks], rotation=45)
             panel.minorticks_off()
+            panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            panel.yaxis.set_major_formatter("{x:g}")
         panels[0].set_ylabel("µs a token and layer")
     for panel in grid[-1]:
         panel.set_xlabel("tokens")

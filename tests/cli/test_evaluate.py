@@ -126,6 +126,7 @@ def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model,
     table, stderr, error = suite_of(model_folder, other_model, *options)
     assert error == ""
     assert "missing caltech101, 137 MB to download: diffclip data download caltech101" in stderr
+    assert "text→image R@5" in stderr  # the metric of the table, while it goes on
     records = read_records(output)
     measured = [record for record in records if record.task not in ("six-tasks", "out-of-domain")]
     names = {(record.task, record.dataset, record.split, record.corruption) for record in measured}

@@ -199,6 +199,13 @@ def test_charts_of_many_models_keep_the_compared_pair_and_say_how_many_are_left_
         assert chart.caption.endswith(" 5 of 7 models.")
 
 
+def test_a_long_label_does_not_narrow_the_forest_plot():
+    names = ("mine " * 20 + "CLIP", "mine " * 20 + "DiffCLIP")
+    (forest,) = build_report(results_from(made(dict.fromkeys(names, 0.4)))).charts
+    forest.figure.draw_without_rendering()
+    assert forest.figure.axes[0].get_position().width > 0.9
+
+
 def test_dollar_signs_in_names_are_no_formulas(tmp_path):
     report = build_report(results_from(made({"$x^{$ CLIP": 0.4, "$x^{$ DiffCLIP": 0.4}, seeds=(0,))))
     assert len(write_charts(tmp_path, report)) == len(list(tmp_path.glob("*.png"))) > 1

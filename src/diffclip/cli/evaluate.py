@@ -114,14 +114,15 @@ def evaluate(
     records: list[Record] = []
     faults: dict[Fault, None] = {}
     failures: list[DiffCLIPError] = []
-    tasks, planned = 0, len(sources) * len(entries)
-    started: dict[tuple[str, Entry], None] = {}
     seconds: list[float] = []
+    tasks, planned = 0, len(sources) * len(entries)
     with ExitStack() as bar:
 
+        def place(entry: Entry) -> int:
+            return sources.index(source) * len(entries) + entries.index(entry) + 1
+
         def progress(entry: Entry) -> Progress:
-            started.setdefault((source, entry))
-            position = f"task {len(started)} of {planned}, " if planned > 1 else ""
+            position = f"task {place(entry)} of {planned}, " if planned > 1 else ""
             return bar.enter_context(show_progress(f"{position}{loaded.label}: {entry}"))
 
         seeds = range(seed, seed + draws)
@@ -143,16 +144,15 @@ def evaluate(
                 tasks += 1
                 records += measured.records
                 faults |= dict.fromkeys(measured.faults)
-                if measured.error:
-                    failures.append(measured.error)
+                failures += [measured.error] if measured.error else []
                 if measured.left_out and alone:
                     raise InputError(measured.left_out)
-                if not measured.reused:
-                    seconds.append(measured.seconds)
+                seconds += [] if measured.reused else [measured.seconds]
                 if not alone:
-                    left = fmean(seconds or [0.0]) * (planned - len(started))
-                    position = f"task {len(started)} of {planned}, about {duration(left)} left"
-                    say(f"{_describe_entry(loaded, measured)} · {position}")
+                    number = place(measured.entry)
+                    left = duration(fmean(seconds or [0.0]) * (planned - number))
+                    line = _describe_entry(loaded, measured)
+                    say(f"{line} · task {number} of {planned}, about {left} left")
     _show(records, results, several, json_lines)
     if results.replaced:
         say(
@@ -195,6 +195,8 @@ def _show(records: Sequence[Record], results: ResultsFile, several: bool, json_l
 
 def _describe_entry(loaded: Loaded, measured: Measured) -> str:
     """Describe one measured entry of a model in a line."""
+    from diffclip.evaluation.records import records_table
+    from diffclip.report.frame import headlines, results_of
     from diffclip.report.names import interval, is_share, metric_label, percent
 
     name = loaded.label if loaded.seed is None else f"{loaded.label}, seed {loaded.seed}"
@@ -202,7 +204,8 @@ def _describe_entry(loaded: Loaded, measured: Measured) -> str:
         return f"{name}: {measured.entry} left out: {measured.left_out}"
     if not measured.records:
         return f"{name}: {measured.entry} FAILED: {measured.error}"
-    row = measured.records[0].model_dump()
+    frame = results_of(records_table(measured.records)).records
+    row = frame[frame["measure"] == headlines(frame)[0]].iloc[0]
     share = is_share(row)
     timing = "kept from before" if measured.reused else f"{measured.seconds:.1f} s"
     split = f", {row['split']} split" if row["split"] != "test" else ""

@@ -83,7 +83,8 @@ def forest_chart(
     axes.spines["left"].set_visible(False)
     axes.grid(False, axis="y")
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # over the grid and the line of zero
-    text: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "bbox": box}
+    # a long text must not make the axes narrow
+    text: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "bbox": box, "in_layout": False}
     marks, label_above, y = set(), None, -1.0
     for (_, row), runs in zip(rows.iterrows(), dots, strict=True):
         color, y = colors[row["arm"]], y + 1
@@ -124,7 +125,9 @@ def forest_chart(
         handles = [Line2D([], [], linestyle="", **_MARKS[mark][0], label=mark) for mark in drawn]
         figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
     bars = (
-        "lines are 95 % intervals over training runs" if is_tested(rows) else "one run each, so no interval"
+        "lines are 95 % intervals over training runs"
+        if is_tested(rows)
+        else "one training run each, so no interval"
     )
     caption = "; ".join(["Differences in percentage points", bars, *(_MARKS[mark][1] for mark in drawn)])
     return Chart(name, title, f"{caption}.", figure)

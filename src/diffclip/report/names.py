@@ -55,7 +55,7 @@ def measure_label(row: Mapping[str, Any]) -> str:
         accuracy = "top-1" if panel in ("zero-shot", "out of domain") else "accuracy"
         name = f"{panel} {'R@5' if 'retrieval' in panel else accuracy}"
         sets = [_set_name(one) for one in row["of"] or ()] if isinstance(row.get("of"), (tuple, list)) else []
-        if len(sets) > 3:
+        if len(sets) > 2:
             return f"{name}, mean of {len(sets)} sets"
         return f"{name}, {'mean of ' * (len(sets) > 1)}{' and '.join(sets)}" if sets else name
     parts = [metric_label(row)]
