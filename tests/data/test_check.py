@@ -10,6 +10,7 @@ from PIL import Image
 from diffclip.cli import data
 from diffclip.data.check import Check, check
 from diffclip.data.pairs import Pairs
+from diffclip.errors import InputError
 
 
 def jpeg(image: Image.Image, quality: int = 90) -> bytes:
@@ -103,3 +104,8 @@ def test_the_command_prints_a_table_and_writes_a_file(odd, tmp_path, capsys, mon
     assert json.loads(output.read_text())["whole"] == 42
     # nothing is written beside the data
     assert sorted(os.listdir(odd)) == ["0.tar", "1.tar", "2.tar", "3.tar"]
+
+
+def test_strict_ends_with_an_error_if_there_are_faults(odd: Path) -> None:
+    with pytest.raises(InputError, match=r"5 faults in .*: mend or remove what is named"):
+        data.check([str(odd)], workers=1, strict=True)

@@ -215,6 +215,7 @@ def check(
     ] = None,
     text_key: Annotated[str | None, typer.Option(help="Endings of the captions, as data.text_key.")] = None,
     whole: Annotated[bool, typer.Option(help="A text is one caption, as data.captions=whole.")] = False,
+    strict: Annotated[bool, typer.Option(help="Exit with 2 if anything is skipped or unreadable.")] = False,
 ) -> None:
     """Check shards: count samples, broken ones and duplicates, and measure image sizes and caption lengths.
 
@@ -223,7 +224,7 @@ def check(
 
     Example: diffclip data check sets/cc3m/train --output cc3m.json
 
-    The exit code is 0 if any sample can be used, and 2 if none can.
+    The exit code is 0 if any sample can be used, and 2 if none can or, with --strict, if any cannot.
     """
     from diffclip.data.pairs import PairKeys, Pairs
 
@@ -248,6 +249,8 @@ def check(
     if output is not None:
         write_text(output, json.dumps(asdict(result), indent=1) + "\n")
         typer.echo(f"wrote {output}")
+    if strict and (faults := len(result.skipped) + len(unreadable)):
+        raise InputError(f"{faults:,} faults in {', '.join(shards)}: mend or remove what is named above")
 
 
 def _rows(result: Check) -> list[tuple[str, str]]:
