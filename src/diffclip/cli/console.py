@@ -37,7 +37,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto prefers 
 ModelName = Annotated[str | None, typer.Option(help="Name of the model, if a published file fits several.")]
 Processes = Annotated[int | None, typer.Option(help="Processes; default: one per core.", min=1)]
 Changes = Annotated[
-    list[str] | None, typer.Argument(help="Changes to the recipe or study.", metavar="KEY=VALUE")
+    list[str] | None, typer.Argument(help="Changes to the recipe or spec.", metavar="KEY=VALUE")
 ]
 
 

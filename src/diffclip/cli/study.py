@@ -18,7 +18,9 @@ _GROUPS = ("sweep", "models", "ablations")
 
 
 def study(
-    recipe: Annotated[str, typer.Argument(help="A study's YAML file, or the name of a built-in study.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A study's YAML file, or the name of a built-in study.", metavar="SPEC")
+    ],
     changes: Changes = None,
     data: Annotated[Path, typer.Option(help="Folder of the published sets.")] = Path("sets"),
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: runs/STUDY.")] = None,

@@ -1,4 +1,4 @@
-"""`diffclip study RECIPE --dry-run`: the runs, their time, and the difference that the study can find."""
+"""`diffclip study SPEC --dry-run`: the runs, their time, and the difference that the study can find."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LIBRARIES = ("open_clip", "transformers", "timm")
 """Libraries whose models are read by name, as in `open_clip:ViT-B-16/openai`."""
 MODEL_HELP = (
     "A run folder, a saved folder, a published file, hf-hub:OWNER/NAME, open_clip:NAME/PRETRAINED, "
-    "transformers:FOLDER (or a name on the hub), timm:NAME (evaluate alone), or a model's name (random weights)."
+    "transformers:FOLDER (or a name on the hub), timm:NAME (evaluate only), or a model's name (random weights)."
 )
 _KINDS = "give a run, a saved folder or a weights file"
 _WEIGHT_SUFFIXES = (".pt", ".pth", ".safetensors")
