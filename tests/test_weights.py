@@ -302,7 +302,7 @@ def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) 
         ('{"embed_dim": "wide"}', "embed_dim"),
         ('{"embed_dim": 8, "vision": {"layers": 1000000000}}', "layers"),
         ('{"text": {"context_length": 1000000000000}}', "holds weights for another model"),
-        ('{"preprocess": {"std": [0, 1, 1]}}', "std.0: Input should be greater than 0"),
+        ('{"preprocess": {"std": [0, 1, 1]}}', "std.0: 0 is not above 0"),
     ],
 )
 def test_a_damaged_config_is_named(text: str, words: str, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_another_image_size_matches_the_core_or_is_refused(folder, images) -> No
     assert open_clip.create_model("ViT-tiny", force_image_size=48).config.vision.image_size == 48
     with pytest.raises(InputError, match="not a multiple"):
         open_clip.create_model("ViT-tiny", force_image_size=40)
-    with pytest.raises(InputError, match="image_size: Input should be a valid integer"):
+    with pytest.raises(InputError, match=r"image_size: \(32, 48\) is not a whole number"):
         open_clip.create_model("ViT-tiny", force_image_size=(32, 48))
 
 
@@ -207,7 +207,7 @@ def test_wrong_options_and_weights_are_input_errors(folder) -> None:
         ("-fixed", {"pretrained": str(folder)}, "holds DiffCLIP-dynamic-.*, not DiffCLIP-v"),
         ("", {"pretrained": "openai"}, "openai does not exist: give a run folder"),
         ("", {"jit": True, "bias": 3}, "bias, jit cannot be given for ViT-tiny"),
-        ("", {"force_patch_dropout": 7.0}, "patch_dropout: Input should be less than 1$"),
+        ("", {"force_patch_dropout": 7.0}, "patch_dropout: 7.0 is not below 1"),
         ("", wrong_image, "images of ViT-tiny: preprocess.interpolation: choose"),
     ):
         with pytest.raises(InputError, match=message):

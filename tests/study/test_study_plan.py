@@ -277,7 +277,7 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         ({"change": {"epoch": 3}}, "unknown recipe key 'epoch'"),
         ({"sweep": SWEEP | {"seeds": [100, 100]}}, r"\[100, 100\] contains a value twice"),
         ({"sweep": SWEEP | {"seeds": [1]}}, "contain a seed of models or ablations"),
-        ({"sweep": SWEEP | {"lr": [0.0]}}, "sweep.lr.0: Input should be greater than 0"),
+        ({"sweep": SWEEP | {"lr": [0.0]}}, "sweep.lr.0: 0.0 is not above 0"),
         (_arms(x={"change": {"model": "CLIP", "data.train": "x"}}), "a change sets data.train: all runs"),
         (_arms(x=BARE), "arm x is against 'CLUP'"),
         ({"sweep": SWEEP | {"arms": ["CLIP"]}}, "arm DiffCLIP is not swept: add it or DiffCLIP to"),

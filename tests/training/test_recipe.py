@@ -50,24 +50,24 @@ def test_changes_set_inner_keys_and_keep_other_fields(recipe_file: Path) -> None
     ("change", "words"),
     [
         ("data.trian=x", "unknown recipe key 'data.trian': did you mean 'data.train'?"),
-        ("epochs=ten", "epochs=ten: Input should be a valid integer"),
+        ("epochs=ten", "epochs=ten: 'ten' is not a whole number"),
         ("data.scale=[0.9, 0.5]", "two shares"),
         ("model=DifCLIP", "did you mean 'DiffCLIP'?"),
         ("init=mached", "init=mached: choose 'matched' or 'published'"),
         ("attention_backend=sdap", "attention_backend=sdap: choose 'auto', 'eager', 'sdpa' or 'triton'"),
         ("architecture.vision.heads=5", "width 32 is not a multiple of heads 5"),
-        ("architecture.vision.wide=5", "vision.wide: Extra inputs are not permitted"),
+        ("architecture.vision.wide=5", "vision.wide: no such key"),
         ("architecture.vision=3", "architecture.vision is 3: it must map sizes"),
         ("architecture=null", "has no size"),
         ("epochs", "write key=value"),
-        ("seed=true", "seed=true: Input should be a valid integer"),
-        ("warmup_epochs=.inf", "warmup_epochs=.inf: Input should be a finite number"),
+        ("seed=true", "seed=true: True is not a whole number"),
+        ("warmup_epochs=.inf", "warmup_epochs=.inf: inf is not a finite number"),
         ("epochs.x=5", "epochs is 3 and has no inner keys"),
         ("architecture.vision.attention=softmax", "the model DiffCLIP decides that"),
         ("architecture.preprocess.mean=[0, 0, 0]", "data.statistics decides"),
         ("architecture.lambda_init=0.3", "architecture has lambda_init"),
         ("model=DiffCLIP-ViT-Ti-16", "has sizes of its own: leave architecture out"),
-        ("data.train=[a.tar, {weight: 2}]", "{'weight': 2} is not a source (shards: Field required)"),
+        ("data.train=[a.tar, {weight: 2}]", "{'weight': 2} is not a source (shards: is missing)"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, recipe_file: Path) -> None:
@@ -84,10 +84,10 @@ def test_folder_with_the_name_of_a_recipe_does_not_hide_it(tmp_path: Path, monke
 
 
 def test_errors_name_the_change_or_the_file_with_the_wrong_value(recipe_file: Path) -> None:
-    with pytest.raises(InputError, match=r"^lr=abc: Input should be a valid number"):
+    with pytest.raises(InputError, match=r"^lr=abc: 'abc' is not a number"):
         read_recipe(recipe_file, ["epochs=2", "lr=abc"])
     recipe_file.write_text(recipe_file.read_text().replace("lr: 0.001", "lr: abc"))
-    with pytest.raises(InputError, match=rf"^{recipe_file}: lr: Input should be a valid number"):
+    with pytest.raises(InputError, match=rf"^{recipe_file}: lr: 'abc' is not a number"):
         read_recipe(recipe_file, ["epochs=2"])
 
 

@@ -96,7 +96,7 @@ def test_files_that_are_not_json_lists_are_refused(tmp_path: Path, content: byte
 @pytest.mark.parametrize(
     ("image", "turns", "reason"),
     [
-        (3, [ASK, gpt("b")], "image: Input should be a valid string"),
+        (3, [ASK, gpt("b")], "image: 3 is not a text"),
         (None, [human("a"), gpt("b"), human("c")], "human and gpt do not take turns"),
         (None, [human("a"), gpt(" \n")], "an answer is empty"),
         (None, [human("a"), gpt("half \ud83d")], "surrogates not allowed"),
