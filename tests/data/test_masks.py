@@ -163,10 +163,3 @@ def test_an_unusable_mask_set_is_refused_with_the_reason(tmp_path, lacks, more, 
     with pytest.raises(InputError, match=words) as caught:
         open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     assert "\n" not in str(caught.value)
-
-
-def test_pets_have_masks(shared):
-    data = open_set(shared / "data" / "oxford_pets3", "test", kind="masks")
-    areas = [float(data.coverages(i, 64, 64, 4)[1].mean()) for i in range(len(data))]
-    assert (len(data), data.faults) == (120, [])
-    assert 0.2 < np.mean(areas) < 0.6

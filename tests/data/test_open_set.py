@@ -190,14 +190,3 @@ def test_a_set_with_masks_and_no_dataset_type_has_the_kind_masks(tmp_path, class
     assert "has no classnames.txt" in refusal(folder, "test")
     (classes / "classnames.txt").unlink()
     assert "has no classnames.txt" in refusal(classes, "test")
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "kind", "count", "classes"),
-    [("flickr8k", "val", "retrieval", 1000, 0), ("caltech101", "test", "classification", 772, 102)],
-)
-def test_real_sets_are_read(shared: Path, name: str, split: str, kind: str, count: int, classes: int) -> None:
-    data = open_set(shared / "data" / name, split)
-    assert (data.name, data.kind, len(data), len(data.classnames)) == (name, kind, count, classes)
-    assert data.faults == []
-    assert {len(captions) for captions in data.captions} == ({5} if name == "flickr8k" else set())

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from given import image_bytes, write_shard
+from given import write_shard
 from made_sets import EVERY, tar_of
 
 from diffclip.data import index
@@ -57,13 +57,6 @@ def test_shards_expand_from_ranges_folders_files_and_patterns(tmp_path: Path) ->
     assert expand_shards(f"{tmp_path}/{{a,}}") == [*padded, *shards]
 
 
-def test_shards_of_one_name_are_sorted_by_folder(tmp_path, monkeypatch) -> None:
-    paths = [tmp_path / name / "0.tar" for name in ("a", "b", "c")]
-    # the order of a folder's entries differs between disks
-    monkeypatch.setattr("glob.glob", lambda pattern: [str(paths[i]) for i in (1, 2, 0)])
-    assert expand_shards(f"{tmp_path}/*/0.tar") == paths
-
-
 def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "0.tar").touch()
     (tmp_path / "empty").mkdir()
@@ -81,20 +74,6 @@ def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
 
 
 # --- reading samples ---
-
-
-def test_samples_are_read_by_number_across_shards(tmp_path) -> None:
-    shards = open_tars(write_shard(tmp_path / "0.tar", 3), write_shard(tmp_path / "1.tar", 5, start=3))
-    assert len(shards) == 8
-    assert shards.faults == []
-    for i in (7, 0, 3, 2):
-        assert shards.name(i).endswith(f":s{i:07d}")
-        assert contents(shards[i]) == {"jpg": image_bytes(i), "txt": f"first {i}\nsecond {i}\n".encode()}
-    assert shards[4].read("txt") == {"txt": b"first 4\nsecond 4\n"}
-    assert shards.name(4) == f"{tmp_path / '1.tar'}:s0000004"
-    os.truncate(tmp_path / "0.tar", 1000)
-    with pytest.raises(InputError, match="became shorter"):
-        contents(shards[2])
 
 
 def test_keys_and_endings_are_grouped_as_by_webdataset(tmp_path: Path) -> None:
@@ -217,21 +196,6 @@ def test_links_inside_a_shard_are_read_and_other_links_and_sparse_files_are_name
         in note.reason
     )
     assert [str(fault) for fault in shards.faults] == [f"{path}:{key} has no image" for key in "de"]
-
-
-def test_forked_processes_read_independently(tmp_path: Path) -> None:
-    shards = open_tars(write_shard(tmp_path / "0.tar", 50))
-    expected = [contents(shards[i]) for i in range(50)]
-    # With a shared file position, parent and child reading at once would soon read the wrong place.
-    child = os.fork()
-    for _ in range(20):
-        right = [contents(shards[i]) for i in range(50)] == expected
-        if not right:
-            break
-    if child == 0:
-        os._exit(0 if right else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert right
 
 
 # --- broken shards ---

@@ -1,5 +1,6 @@
 """Whole runs: their files, exact repeats and resumes, how they stop, and the weights that they start from."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -465,6 +466,25 @@ def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
     before, now = read_lines(run / "validation.jsonl")
     assert before["score"] > now["score"]
     assert read_state(run / "checkpoints" / "best").step == 10
+
+
+def test_a_run_on_a_file_system_without_links_resumes_and_is_evaluated(
+    recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    for name in ("symlink", "link"):
+        monkeypatch.setattr(os, name, refuse)
+    run = tmp_path / "run"
+    runner.train(changed(recipe, epochs=1, checkpoint_every=2), run)
+    assert runner.train(changed(recipe, epochs=2, checkpoint_every=2), run, resume=True).progress.step == 10
+    assert [record["step"] for record in read_lines(run / "metrics.jsonl")] == list(range(1, 11))
+    assert not [path for path in run.rglob("*") if path.is_symlink()]
+    assert (run / "checkpoints" / "last").read_text() == "step_00000010\n"
+    for weights in (run, run / "checkpoints" / "last", run / "checkpoints" / "best"):
+        records = diffclip.evaluate(str(weights), "retrieval", scenes, "val")
+        assert records[0].count == 60
 
 
 def test_more_epochs_extend_a_run_and_fewer_are_refused(finished, recipe, tmp_path, capsys) -> None:

@@ -92,19 +92,18 @@ def make_shards(
     files = {"": captions} if captions else find_captions(source)
     split_captions = {split: read_captions(file) for split, file in files.items()}
     for split, (texts, faults) in split_captions.items():
-        split_folder = folder / split
-        with show_progress(f"Writing {split_folder.name}") as advance:
-            summary = make(source, split_folder, texts, edge, workers or cores(), advance)
-        summary.faults += faults
+        target = folder / split
+        with show_progress(f"Writing {target.name}") as advance:
+            made = make(source, target, texts, edge, workers or cores(), advance)
+        faults = made.faults + faults
         typer.echo(
-            f"{summary.samples:,} images with {summary.captions:,} captions in {summary.shards} "
-            f"shard{'s' * (summary.shards != 1)} in {split_folder}; {len(summary.faults):,} left out"
+            f"{made.samples:,} images with {made.captions:,} captions in {made.shards} shard{'s' * (made.shards != 1)} "
+            f"in {target}; {len(faults):,} left out"
         )
-        say_skipped("images", summary.faults)
-    if "" not in split_captions:
+        say_skipped("images", faults)
+    if "" not in files:
         write_text(folder / "dataset_type.txt", "retrieval\n")
-    first = folder / next(iter(split_captions))
-    typer.echo(f"Next: diffclip data check {shlex.quote(str(first))}")
+    typer.echo(f"Next: diffclip data check {shlex.quote(str(folder / next(iter(files))))}")
 
 
 @data.command("download")

@@ -4,6 +4,7 @@ img2dataset fetches the images."""
 from __future__ import annotations
 
 import csv
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ class CaptionSet(NamedTuple):
 
     `columns` are the columns of addresses and captions. A TSV has no header, so they are in the order of its columns.
     If the list must be fetched by hand, `address` is empty and `wants` says why. `hub` is a repository of whole shards,
-    with `on_hub` pairs that still existed when they were made.
+    with `on_hub` pairs that still existed when they were made (from the repository's card, and the comment on sizes in
+    OpenCLIP's `data.py`).
     """
 
     title: str
@@ -68,13 +70,12 @@ def fetch(name: str, root: str | Path) -> Path:
     """
     from torchvision.datasets.utils import download_and_extract_archive, download_url, extract_archive
 
-    entry, place = PUBLISHED[name], published_folder(name, root)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(
-            f"{place} exists but is not a complete {entry.title}: move it, or choose another --root"
-        )
+    entry, target = PUBLISHED[name], published_folder(name, root)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        advice = "move it, or choose another --root"
+        raise InputError(f"{target} exists but is not a complete {entry.title}: {advice}")
     message = f"cannot fetch {name} from {entry.home}"
-    with write_atomically(place) as folder, explain_errors(message, _ADVICE, DiffCLIPError):
+    with write_atomically(target) as folder, explain_errors(message, _ADVICE, DiffCLIPError):
         folder.mkdir()
         if entry.reader == "pairs":
             from huggingface_hub import snapshot_download
@@ -95,7 +96,7 @@ def fetch(name: str, root: str | Path) -> Path:
             extract_archive(folder / "caltech-101" / "101_ObjectCategories.tar.gz", folder / "caltech101")
         for archive in [*folder.rglob("*.tar.gz"), *folder.rglob("*.tgz")]:
             archive.unlink()
-    return place
+    return target
 
 
 def fetch_shards(name: str, shards: Path) -> int:
@@ -112,19 +113,18 @@ def fetch_shards(name: str, shards: Path) -> int:
 
     repository, pattern = CAPTION_SETS[name].hub, f"{name}-train-*.tar"
     if foreign := set(shards.glob("*.tar")) - set(shards.glob(pattern)):
-        raise InputError(
-            f"{shards} holds other shards ({min(foreign).name}): go on with --img2dataset, or choose another --root"
-        )
+        advice = "go on with --img2dataset, or choose another --root"
+        raise InputError(f"{shards} holds other shards ({min(foreign).name}): {advice}")
     with explain_errors(f"cannot fetch {HUB}/{repository}", _ADVICE, DiffCLIPError):
         snapshot_download(repository, repo_type="dataset", allow_patterns=pattern, local_dir=shards)
-    indexes = open_indexes(sorted(shards.glob(pattern)), tables=False)
-    broken = [path for path, index in indexes.items() if index.header.faults]
+    headers = {path: index.header for path, index in open_indexes(shards.glob(pattern), tables=False).items()}
+    broken = [path for path, header in headers.items() if header.faults]
     for path in broken:
         path.unlink()
-    if broken or not indexes:
+    if broken or not headers:
         problem = f"{len(broken)} shards were broken and are removed" if broken else f"has no {pattern}"
         raise DiffCLIPError(f"{HUB}/{repository}: {problem}: start again")
-    return sum(sum(index.header.counts) for index in indexes.values())
+    return sum(sum(header.counts) for header in headers.values())
 
 
 def prepare_list(name: str, folder: Path) -> Path:
@@ -140,9 +140,9 @@ def prepare_list(name: str, folder: Path) -> Path:
     from torch.hub import download_url_to_file
 
     entry, cleaned = CAPTION_SETS[name], folder / "urls.tsv"
+    source = folder / (entry.address.rpartition("/")[2] or "list")
     if cleaned.exists():
         return cleaned
-    source = folder / (entry.address.rpartition("/")[2] or "list")
     if not entry.address and not source.exists():
         raise InputError(f"{name}: {entry.wants}; put its .parquet files into {source} and start again")
     if not source.exists():
@@ -151,30 +151,25 @@ def prepare_list(name: str, folder: Path) -> Path:
             download_url_to_file(entry.address, str(source))
     if source.suffix != ".tsv":
         return source
-    _clean(source, cleaned, entry.columns)
-    return cleaned
-
-
-def _clean(source: Path, target: Path, columns: tuple[str, str]) -> None:
-    url, pairs = columns.index("url"), 0
+    url = entry.columns.index("url")
     # split only at \n: a caption may contain other characters that Python takes for the end of a line
-    with (
-        source.open(encoding="utf-8", errors="replace", newline="\n") as lines,
-        write_atomically(target) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as file,
-    ):
-        # the writer escapes quotes: otherwise a quote in a caption would swallow the text after it
-        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-        writer.writerow(columns)
-        for line in lines:
-            cells = [" ".join(cell.replace("\0", "").split()) for cell in line.split("\t")]
-            if len(cells) == 2 and cells[url].lower().startswith("http") and cells[1 - url]:
-                writer.writerow(cells)
-                pairs += 1
-        if not pairs:
-            raise InputError(
-                f"{source} holds no line with an address and a caption: remove it and start again"
-            )
+    with source.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+        rows = ([" ".join(cell.replace("\0", "").split()) for cell in line.split("\t")] for line in lines)
+        usable = (
+            row for row in rows if len(row) == 2 and row[url].lower().startswith("http") and row[1 - url]
+        )
+        first = next(usable, None)
+        if first is None:
+            line = "holds no line with an address and a caption"
+            raise InputError(f"{source} {line}: remove it and start again")
+        with (
+            write_atomically(cleaned) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
+            # the writer escapes quotes: otherwise a quote in a caption would swallow the text after it
+            writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+            writer.writerows(chain([entry.columns, first], usable))
+    return cleaned
 
 
 def img2dataset_command(name: str, path: Path, shards: Path) -> list[str]:

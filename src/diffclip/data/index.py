@@ -44,10 +44,12 @@ _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"
 _FORMAT = 6
 _METADATA = re.compile(r"__.*__")
 
-Entry = tuple[str, tuple[int, int]]
-"""The path of a member, its block and its size."""
-Run = tuple[str, dict[str, tuple[int, int]]]
-"""A key, and for each ending the block and size of the member."""
+Position = tuple[int, int]
+"""The block and the size of a member."""
+Entry = tuple[str, Position]
+"""The path of a member, and its position."""
+Sample = tuple[str, dict[str, Position]]
+"""A key, and the position of the member with each ending."""
 
 
 @lru_cache
@@ -101,10 +103,10 @@ def scan(path: Path) -> Index:
         with path.open("rb") as file:
             fault = _read_headers(file, path.stat().st_size, entries, links)
     except OSError as error:
-        fault = f"cannot be read ({error.strerror or error})"
+        entries, links, fault = [], [], f"cannot be read ({error.strerror or error})"
     targets = dict(entries) if links else {}
     entries += [(name, targets[target]) for name, target in links if target in targets]
-    samples, repeated = _join(_find_runs(entries))
+    samples, repeated = _group(entries)
     if fault and fault.startswith(_CUT):
         fault = f"{fault}, {len(samples)} sample{'s' * (len(samples) != 1)} before it kept"
     notes = [f"holds {len(repeated)} keys more than once, the first: {repeated[0]!r}"] if repeated else []
@@ -114,7 +116,7 @@ def scan(path: Path) -> Index:
         )
         notes.append(f"holds {which}: pack the files with tar --dereference, without --sparse")
     shapes: dict[tuple[str, ...], int] = {}
-    table, positions = [], list[tuple[int, int]]()
+    table, positions = [], list[Position]()
     for key, members in samples:
         endings = tuple(sorted(ending for ending, (_, size) in members.items() if size))
         shape = shapes.setdefault(endings, len(shapes))
@@ -168,9 +170,12 @@ def _read_headers(
     return f"{_CUT} at byte {position} of {length}"
 
 
-def _find_runs(entries: list[Entry]) -> list[Run]:
-    """Group neighbors with the same key, as long as their endings differ."""
-    runs: list[Run] = []
+def _group(entries: list[Entry]) -> tuple[list[Sample], list[str]]:
+    """Group members by key into samples. A second member with an ending begins another sample of its key; these keys
+    are returned too."""
+    samples: list[Sample] = []
+    last: dict[str, dict[str, Position]] = {}
+    repeated: dict[str, None] = {}
     for path, position in entries:
         folder, _, name = path.rpartition("/")
         stem, _, ending = name.partition(".")
@@ -179,14 +184,20 @@ def _find_runs(entries: list[Entry]) -> list[Run]:
         if not stem or not ending or any(map(is_hidden, parts)) or _METADATA.fullmatch(parts[0]):
             continue
         key, ending = f"{folder}/{stem}" if folder else stem, ending.lower()
-        if not runs or runs[-1][0] != key or ending in runs[-1][1]:
-            runs.append((key, {}))
-        runs[-1][1][ending] = position
-    return runs
+        if ending in last.get(key, ()):
+            repeated[key] = None
+        if key not in last or ending in last[key]:
+            last[key] = {}
+            samples.append((key, last[key]))
+        last[key][ending] = position
+    if any(_has_image(members) for _, members in samples):
+        for short_name in _SHORT_NAMES:
+            samples = _join_images(samples, short_name)
+    return samples, list(repeated)
 
 
-# Names by which an image and its texts are one sample: in one form of Unicode, without the first folder, without the
-# last one, without any.
+# Names by which an image and its texts are one sample: in one form of Unicode, without the first folder (`images/a.jpg`
+# and `texts/a.txt`), without the last folder, without any.
 _SHORT_NAMES: tuple[Callable[[str], str], ...] = (
     partial(unicodedata.normalize, "NFC"),
     lambda key: key.partition("/")[2] or key,
@@ -195,43 +206,22 @@ _SHORT_NAMES: tuple[Callable[[str], str], ...] = (
 )
 
 
-def _join(runs: list[Run]) -> tuple[list[Run], list[str]]:
-    """Join the runs that are parts of one sample; return the samples, and the keys that several samples have.
-
-    Runs are joined if they have the same key, and images with members in another folder: `images/a.jpg` with
-    `texts/a.txt`, also below or above folders that both have. If two of them have the same ending, or if there are
-    several images to choose from, they stay apart.
-    """
-    repeated: list[str] = []
-    if len({key for key, _ in runs}) < len(runs):
-        runs = _join_by(runs, str, repeated)
-    has_image = [_has_image(members) for _, members in runs]
-    if any(has_image) and not all(has_image):
-        for short_name in _SHORT_NAMES:
-            runs = _join_by(runs, short_name)
-    return runs, repeated
-
-
-def _join_by(runs: list[Run], name_of: Callable[[str], str], repeated: list[str] | None = None) -> list[Run]:
-    """Join the runs with the same `name_of` their keys. Without `repeated`, join only around a single image; with it,
-    add the names whose runs have the same ending."""
-    groups: dict[str, list[int]] = {}
-    for number, (key, _) in enumerate(runs):
-        groups.setdefault(name_of(key), []).append(number)
-    joined: dict[int, Run] = dict(enumerate(runs))
-    for name, numbers in groups.items():
-        images = [number for number in numbers if _has_image(runs[number][1])]
-        if len(numbers) == 1 or (repeated is None and len(images) != 1):
-            continue
-        members = {ending: entry for number in numbers for ending, entry in runs[number][1].items()}
-        if len(members) == sum(len(runs[number][1]) for number in numbers):
-            kept = images[0] if images else numbers[0]
-            for number in numbers:
-                del joined[number]
-            joined[kept] = runs[kept][0], members
-        elif repeated is not None:
-            repeated.append(name)
-    return [joined[number] for number in sorted(joined)]
+def _join_images(samples: list[Sample], short_name: Callable[[str], str]) -> list[Sample]:
+    """Join an image with members elsewhere that have its short name, unless there are several images to choose from, or
+    two members with one ending."""
+    if all(_has_image(members) for _, members in samples):
+        return samples
+    groups: dict[str, list[dict[str, Position]]] = {}
+    for key, members in samples:
+        groups.setdefault(short_name(key), []).append(members)
+    for group in groups.values():
+        images, endings = [*filter(_has_image, group)], [ending for members in group for ending in members]
+        if len(images) == 1 and len(set(endings)) == len(endings):
+            for members in group:
+                if members is not images[0]:
+                    images[0].update(members)
+                    members.clear()
+    return [(key, members) for key, members in samples if members]
 
 
 def _has_image(members: Iterable[str]) -> bool:

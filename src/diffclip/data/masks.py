@@ -119,7 +119,7 @@ def masked_set(name: str, split: str, tars: TarSet, classnames: Sequence[str], t
 
 def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
     """Read the label in the sample's `.cls`, or raise `InputError` unless it is a number from 0 to `classes` − 1."""
-    text = sample["cls"].decode("ascii", "replace").strip()
+    text = sample["cls"].decode("utf-8-sig", "replace").strip()
     if not text.isdecimal() or len(text) > 9 or int(text) >= classes:  # Python reads no number of 5000 digits
         raise InputError(
             f"label {text[:20]!r} of {name} is not a number from 0 to {classes - 1}, the lines of classnames.txt: "

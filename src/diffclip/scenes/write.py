@@ -9,7 +9,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,8 @@ def write_scenes(
     workers: int = 1,
     distractors: int = 0,
 ) -> bool:
-    """Write captions, classes, shifted classes, minimal pairs and questions below `folder`.
+    """Write captions, classes, shifted classes, minimal pairs and questions below `folder`. Return False if the folder
+    was complete with these settings already.
 
     `captions/{train,val,test}` hold that many images. `shapes/{train,test}` hold about a quarter of `train` and about
     `test` images with one object, the same number of each shape. `colours` holds the same images, labeled by color.
@@ -95,9 +96,6 @@ def write_scenes(
         workers: number of processes that draw; if above 1, the caller's main module must be importable.
         distractors: small objects in each image that no caption mentions, see `draw_scene`.
 
-    Returns:
-        True when something was drawn, False when the folder was complete with these settings already.
-
     Raises:
         InputError: bad settings, a folder with other settings or other content, or a disk that cannot be written.
     """
@@ -111,13 +109,11 @@ def write_scenes(
     folder, sets = Path(folder), list(_sets(train, val, test))
     jobs = list(_jobs(folder, sets, settings))
     names = {job.target.relative_to(folder).parts[0] for job in jobs}
-    _check_folder(folder, settings, names)
-    if all(job.target.exists() for job in jobs):
+    if _is_complete(folder, settings, jobs, names):
         return False  # the folder may be read-only
     # without the lock, another process would remove our temporary files as leftovers of a killed process
     with hold_lock(folder / ".lock"):
-        _check_folder(folder, settings, names)  # again: another process may have drawn with other settings
-        if all(job.target.exists() for job in jobs):
+        if _is_complete(folder, settings, jobs, names):  # drawn by another process
             return False
         with explain_disk_errors(folder):
             for leftover in [leftover for name in names for leftover in (folder / name).rglob(".*.tmp")]:
@@ -134,33 +130,34 @@ def draw_built_in(workers: int = 1) -> None:
     """Draw the built-in sets into the user's cache folder with `workers` processes, unless they are there."""
     folder = built_in_folder()
     if not folder.exists():
-        print(
-            f"diffclip: drawing the built-in scenes into {folder}, once, for about a minute", file=sys.stderr
-        )
+        line = f"drawing the built-in scenes into {folder}, once, for about a minute"
+        print(f"diffclip: {line}", file=sys.stderr)
     try:
         write_scenes(folder, size=64, train=4000, val=500, test=1000, seed=0, workers=workers)
     except InputError as error:
         raise InputError(f"{error}; XDG_CACHE_HOME names the folder of caches") from None
 
 
-def _check_folder(folder: Path, settings: Mapping[str, int], names: set[str]) -> None:
-    """Raise `InputError` if `folder` holds scenes with other settings, or other content with one of `names`."""
+def _is_complete(
+    folder: Path, settings: Mapping[str, int], jobs: Sequence[Job], names: Iterable[str]
+) -> bool:
+    """Tell whether all jobs are done. Raise `InputError` if `folder` holds scenes with other settings, or other content
+    with one of `names`."""
     manifest = folder / MANIFEST
     if not manifest.exists():
         if taken := [name for name in sorted(names) if (folder / name).exists()]:
             raise InputError(f"{folder} holds other things ({taken[0]}): choose an empty or new folder")
-        return
+        return False
     with explain_errors(f"{manifest} cannot be read", f"remove {folder} or choose another folder"):
         # folders from before distractors existed lack this setting
         saved = {"distractors": 0, **json.loads(manifest.read_text(encoding="utf-8"))}
-    differing = [
+    other = ", ".join(
         f"{name} {saved.get(name)}" for name in sorted(settings) if saved.get(name) != settings[name]
-    ]
-    if differing:
-        raise InputError(
-            f"{folder} holds scenes with other settings ({', '.join(differing)}): remove it, choose another folder "
-            "or ask for those settings"
-        )
+    )
+    if other:
+        advice = "remove it, choose another folder or ask for those settings"
+        raise InputError(f"{folder} holds scenes with other settings ({other}): {advice}")
+    return all(job.target.exists() for job in jobs)
 
 
 def _sets(train: int, val: int, test: int) -> Iterator[DrawnSet]:
@@ -225,19 +222,15 @@ def write_shard(
     target: Path, drawn: DrawnSet, size: int, seed: int, distractors: int, indices: Iterable[int]
 ) -> None:
     """Write one shard of a set: scenes with captions or labels. The index gives the shape or the number of objects."""
-    single = drawn.kind in SINGLE_OBJECTS
     with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
         for index in indices:
-            scene = draw_scene(
-                index,
-                split=drawn.split,
-                seed=seed,
-                size=size,
-                style=drawn.style,
-                objects=1 if single else COUNTS[index % len(COUNTS)] if drawn.kind == "counts" else None,
-                shape=SHAPES[index % len(SHAPES)] if single else None,
-                distractors=distractors,
-            )
+            options: dict[str, Any] = {}
+            if drawn.kind in SINGLE_OBJECTS:
+                options = {"objects": 1, "shape": SHAPES[index % len(SHAPES)]}
+            elif drawn.kind == "counts":
+                options = {"objects": COUNTS[index % len(COUNTS)]}
+            options |= {"split": drawn.split, "seed": seed, "size": size, "style": drawn.style}
+            scene = draw_scene(index, distractors=distractors, **options)
             for extension, content in sorted(_members(drawn.kind, scene).items()):
                 add_member(tar, f"s{index:07d}.{extension}", content)
 
@@ -316,14 +309,8 @@ def write_questions(
     topic: str = "kinds",
     progress: Progress = lambda what, done, total: None,
 ) -> None:
-    """Write a folder with POPE's three question files (JSON lines) and the images that they ask about.
-
-    Args:
-        progress: called after each image with "images", 1 and the number of all images.
-
-    Raises:
-        InputError: no space or permission.
-    """
+    """Write a folder with POPE's three question files (JSON lines) and the images that they ask about. `progress` is
+    called after each image with "images", 1 and the number of all images."""
     with write_atomically(target) as temporary:
         (temporary / QUESTION_IMAGES).mkdir(parents=True)
         for index in question_indices(images, seed):
