@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # open_clip and timm write nothing, but hub clients look for the network by default
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

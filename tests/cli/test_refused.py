@@ -113,6 +113,7 @@ LATER = [
     ("attend photos --model model --patch 3,3", "DiffCLIP has no patch in row 3, column 3: both are"),
     ("evaluate model --data colours --task retrieval", "colours is a set for classification"),
     ("evaluate model --data absent/set", "absent/set is not a folder: give one in"),
+    ("evaluate model --suite paper --data-root gone", "--data-root gone is not a folder: name the one that"),
     ("evaluate model --data colours --device cuda:99", "device 'cuda:99' is not available"),
     ("evaluate model --data colours --prompt 'a {c}'", "'a {c}' is for focus and faithfulness: add --task"),
     ("evaluate model --data colours --task few-shot --corrupt noise:3", "has no train split, which few"),
