@@ -20,7 +20,7 @@ STUDY = {
         "arms": {name: {"change": {"model": name}} for name in ("CLIP", "DiffCLIP")},
     },
 }
-NO_NORM = {"change": {"model": "DiffCLIP-no-norm"}, "factor": "without the head norm", "against": "DiffCLIP"}
+NO_NORM = {"change": {"model": "DiffCLIP-no-norm"}, "against": "DiffCLIP"}
 ABLATIONS = {"seeds": [0], "suite": "brief", "arms": {"DiffCLIP-no-norm": NO_NORM}}
 
 

@@ -1,4 +1,8 @@
-"""What starts the jobs of a study: this machine, with a GPU for each job, or SLURM through submitit."""
+"""The executors of a study start its jobs: on this machine, with a GPU for each job, or on SLURM through submitit.
+
+An executor starts jobs and says which of them have not ended; whether a job succeeded is in its own file. `pause` is
+the time between two questions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,29 +19,6 @@ from diffclip.errors import InputError, require_group
 from diffclip.study.job import Ended, Job, run_job_on_cluster
 from diffclip.training.logging import format_error
 from diffclip.training.stopping import die_with_parent
-
-
-class Executor(Protocol):
-    """Starts jobs and says which of them have not ended. Whether a job succeeded is in its own file."""
-
-    pause: float  # seconds between two questions
-
-    def free(self) -> int:
-        """Return how many more jobs can be started now."""
-
-    def start(self, jobs: Sequence[Job]) -> None:
-        """Start jobs whose files are written."""
-
-    def live(self) -> set[str]:
-        """Return the names of the jobs that wait or run, also of those that an earlier call started."""
-
-    def stop(self, kill: bool) -> bool:
-        """Ask the jobs to save and stop, or kill them; return False if they go on without this process."""
-
-
-def name_of(job: Job) -> str:
-    """Return the name of a job's run: its folder below the folder of the runs."""
-    return "/".join(job.run.parts[-2:])
 
 
 def visible_gpus() -> list[str]:
@@ -57,15 +38,15 @@ class Local:
         self._running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
     def free(self) -> int:
-        """Return the number of free slots."""
+        """Return how many more jobs can be started now."""
         return len(self._slots)
 
     def start(self, jobs: Sequence[Job]) -> None:
-        """Start a process for each job, which prints to a file beside the folder of the run."""
+        """Start a process for each job, whose file is written."""
         for job in jobs:
             gpu = self._slots.pop(0)
             try:
-                self._running[name_of(job)] = _start_process(job, gpu), gpu
+                self._running[job.name] = _start_process(job, gpu), gpu
             except OSError as error:
                 self._slots.append(gpu)
                 job.end(Ended(code=1, line=format_error(error)))
@@ -79,7 +60,7 @@ class Local:
         return set(self._running)
 
     def stop(self, kill: bool) -> bool:
-        """Send SIGTERM, or SIGKILL."""
+        """Ask the jobs to save and stop (SIGTERM), or kill them; return whether they end."""
         for process, _ in self._running.values():
             process.kill() if kill else process.terminate()
         return True
@@ -95,10 +76,10 @@ def _start_process(job: Job, gpu: str) -> subprocess.Popen[bytes]:
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
 
 
@@ -139,27 +120,24 @@ class Slurm:
             job.beside("slurm").write_text(submitted.job_id, encoding="utf-8")
 
     def live(self) -> set[str]:
-        """Return the names of the jobs in the queue. A job that has just left it stays until the next question, because
-        its last file may arrive later. While SLURM does not answer, no job is lost."""
+        """Return the names of the jobs in the queue, also of earlier calls. A job that has just left the queue stays
+        until the next question, as its last file may arrive later. While SLURM does not answer, no job is lost."""
         command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
+        files = {
+            f"{file.parent.name}/{file.name.removesuffix('.slurm')}": file
+            for file in self._runs.glob("*/*.slurm")
+        }
         try:
             answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         except (OSError, subprocess.SubprocessError):
-            queued = None
-        else:
-            queued = set(answer.stdout.split())
-        names, unseen = set(), set()
-        for file in self._runs.glob("*/*.slurm"):
-            name = f"{file.parent.name}/{file.name.removesuffix('.slurm')}"
-            if queued is None or file.read_text(encoding="utf-8") in queued:
-                names.add(name)
-            elif name not in self._unseen:
-                names.add(name)
-                unseen.add(name)
-            else:
-                file.unlink(missing_ok=True)
-        self._unseen = unseen
-        return names
+            return set(files)
+        queued = set(answer.stdout.split())
+        unseen = {name for name, file in files.items() if file.read_text(encoding="utf-8") not in queued}
+        ended = unseen & self._unseen
+        self._unseen = unseen - ended
+        for name in ended:
+            files[name].unlink(missing_ok=True)
+        return set(files) - ended
 
     def stop(self, kill: bool) -> bool:
         """Leave the jobs in the queue."""

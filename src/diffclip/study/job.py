@@ -57,6 +57,11 @@ class Job(BaseModel):
     threads: int
     digest: str
 
+    @property
+    def name(self) -> str:
+        """The name of the run: its folder below the folder of the runs."""
+        return "/".join(self.run.parts[-2:])
+
     def beside(self, suffix: str) -> Path:
         """Return the path of a file beside the folder of the run."""
         return self.run.with_name(f"{self.run.name}.{suffix}")

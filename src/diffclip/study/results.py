@@ -32,6 +32,7 @@ from diffclip.training.run_folder import (
 )
 
 if TYPE_CHECKING:
+    from diffclip.study.job import Ended
     from diffclip.study.plan import Planned
     from diffclip.study.site import Site
     from diffclip.study.spec import Study
@@ -119,24 +120,20 @@ def read_timing(folder: Path) -> dict[str, Any]:
 
 
 def describe_run(
-    run: Path,
-    planned: Planned,
-    study: Study,
-    site: Site,
-    diverged: int | None,
-    suite_seconds: float | None,
+    run: Path, planned: Planned, study: Study, site: Site, ended: Ended
 ) -> tuple[Line, list[Record], Line]:
-    """Read a finished run's folder: its line of runs.jsonl, its records, and its curves.
-
-    `diverged` is the step, or None. `InputError` is raised if a file cannot be read,
-    or if the run was never validated.
-    """
-    steps, validations = read_lines(run / METRICS_FILE), read_lines(run / VALIDATION_FILE)
-    starts = read_starts(run)
+    """Describe the finished run in the folder `run`: its line, its records and its curve. `InputError` is raised if a
+    file cannot be read, or if the run was never validated."""
+    steps, validations, starts = (
+        read_lines(run / METRICS_FILE),
+        read_lines(run / VALIDATION_FILE),
+        read_starts(run),
+    )
     if not starts:
         raise InputError(f"{run / ABOUT_FILE} is missing or damaged: remove {run}, and the run is made again")
+    diverged = ended.diverged is not None
     scored = [row for row in validations if row.get("score") is not None]
-    if diverged is None and not scored and planned.recipe.data.val is not None:
+    if not diverged and not scored and planned.recipe.data.val is not None:
         raise InputError(f"{run} was never validated: give the study's data a split val")
     best = max(scored, key=lambda row: row["score"], default={})
     samples = np.diff([0, *(row["samples"] for row in steps)])
@@ -145,11 +142,11 @@ def describe_run(
     line = names | {
         "lr": planned.recipe.lr,
         "weight_decay": planned.recipe.weight_decay,
-        "score": best.get("score") if diverged is None else None,
-        "diverged": diverged,
+        "score": None if diverged else best.get("score"),
+        "diverged": ended.diverged,
         "steps": steps[-1]["step"] if steps else 0,
         "seconds": round(float(seconds.sum()), 2),
-        "suite_seconds": suite_seconds,
+        "suite_seconds": ended.suite_seconds,
         "parameters": _count_parameters(planned.recipe),
         "step_seconds": float(np.median(seconds)) if steps else None,
         "peak_memory": starts[-1].get("ended", {}).get("peak_memory"),
@@ -159,10 +156,13 @@ def describe_run(
         "recipe": planned.digest,
     }
     records: list[Record] = []
-    if planned.group != "sweep" and diverged is None:
-        measured_by_suite = [record for record in read_records(run / RESULTS_FILE) if record.layer is None]
+    if planned.group != "sweep" and not diverged:
         records = _training_records(study, planned, line, best, steps[-1])
-        records += [_label(record, planned, study) for record in measured_by_suite]
+        for record in read_records(run / RESULTS_FILE):
+            if record.layer is None:
+                # measures on folds have one name in all runs
+                split = "fold" if planned.fold is not None and record.dataset == study.data else record.split
+                records.append(record.model_copy(update=_describe_model(planned) | {"split": split}))
     return line, records, names | curve(steps, validations, _POINTS)
 
 
@@ -177,29 +177,20 @@ def _training_records(study: Study, planned: Planned, line: Line, best: Line, la
 
     records: list[Record] = []
     if best:
-        score_protocol, count = (
-            "mean of the six recalls of retrieval, best checkpoint",
-            best.get("captions", 0),
-        )
-        records.append(record("validation", "score", best["score"], score_protocol, split="val", count=count))
+        protocol = "mean of the six recalls of retrieval, best checkpoint"
+        facts = {"split": "val", "count": best.get("captions", 0)}
+        records.append(record("validation", "score", best["score"], protocol, **facts))
     for metric, row, protocol in (
         ("lambda", last, "mean over layers, last step"),
         ("map_correlation", best, "mean over layers, best checkpoint"),
     ):
         for tower, values in (row.get(metric) or {}).items():
-            if not values:  # a plain tower
-                continue
-            facts = {"map": "vision" if tower == "visual" else tower}
-            records.append(record("training", metric, float(np.mean(values)), protocol, **facts))
+            if values:  # none for a plain tower
+                facts = {"map": "vision" if tower == "visual" else tower}
+                records.append(record("training", metric, float(np.mean(values)), protocol, **facts))
     protocol = f"{line['side_by_side']} at a time on {line['device']}, {line['threads']} threads each"
     costs = ("parameters", "step_seconds", "seconds", "peak_memory")
     return records + [record("cost", name, line[name], protocol) for name in costs if line[name] is not None]
-
-
-def _label(record: Record, planned: Planned, study: Study) -> Record:
-    """Return the record with its arm, seed and weights. Measures on folds have one name in all runs."""
-    split = "fold" if planned.fold is not None and record.dataset == study.data else record.split
-    return record.model_copy(update=_describe_model(planned) | {"split": split})
 
 
 def _describe_model(planned: Planned) -> dict[str, Any]:

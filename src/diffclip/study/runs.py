@@ -18,7 +18,7 @@ from diffclip.data.published_sets import BUILT_IN
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import cores, explain_disk_errors, hold_lock
 from diffclip.scenes.write import draw_built_in, write_scenes
-from diffclip.study.executors import Executor
+from diffclip.study.executors import Local, Slurm
 from diffclip.study.folds import write_folds
 from diffclip.study.job import Ended, Job
 from diffclip.study.plan import (
@@ -63,7 +63,7 @@ def run_study(
     say: Callable[[str], None],
     groups: Collection[Group],
     seconds: float | None,
-    executor: Executor,
+    executor: Local | Slurm,
 ) -> Tally:
     """Time a step of every arm, then do the runs of `groups` that are not finished.
 
@@ -86,21 +86,25 @@ def run_study(
         if "sweep" not in groups:
             choose(study, folder.runs)  # raises if the sweep is not finished, before anything is timed
         with StopRequest(site.runs) as stop:
-            timing_seconds = _TIMING[site.device]
             # a timing needs a machine for itself
-            timed = site.cluster or read_timing(site.output).keys() >= study.arms.keys()
-            if not timed and deadline - time.monotonic() > timing_seconds:
-                say("timing a training step of every arm, in turns")
-                try:
-                    time_arms(study, site.output, site.device, site.threads, timing_seconds)
-                except StoppedError:
-                    pass  # the grid checks `stop.asked`
-                except DiffCLIPError as error:
-                    say(f"step times not measured: {error}")
-            elif not timed:
-                say("step times not measured, as the time is too short: raise --minutes")
+            if not site.cluster and not read_timing(site.output).keys() >= study.arms.keys():
+                _time_arms(study, site, say, deadline)
             stop.saves = True
             return _Runs(study, site, folder, say, deadline, stop, executor).run_groups(groups)
+
+
+def _time_arms(study: Study, site: Site, say: Callable[[str], None], deadline: float) -> None:
+    seconds = _TIMING[site.device]
+    if deadline - time.monotonic() <= seconds:
+        say("step times not measured, as the time is too short: raise --minutes")
+        return
+    say("timing a training step of every arm, in turns")
+    try:
+        time_arms(study, site.output, site.device, site.threads, seconds)
+    except StoppedError:
+        pass  # the runs check `stop.asked`
+    except DiffCLIPError as error:
+        say(f"step times not measured: {error}")
 
 
 @dataclass
@@ -113,7 +117,7 @@ class _Runs:
     say: Callable[[str], None]
     deadline: float
     stop: StopRequest
-    executor: Executor
+    executor: Local | Slurm
     wanted: list[Planned] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     started: dict[str, float] = field(default_factory=dict)
@@ -163,17 +167,16 @@ class _Runs:
                     planned, job = active.pop(name)
                     if not self._finish(planned, job.ended()):
                         waiting.insert(0, planned)
-                if self._is_stopped():
-                    if not active or time.monotonic() > kill_time:
-                        break
-                    if kill_time == math.inf:
-                        kill_time = time.monotonic() + _GRACE
-                        if not self.executor.stop(kill=False):
-                            self.say(f"{len(active)} jobs stay in the queue: the same command finds them")
-                            break
-                        self.say("asking the running jobs to save and stop")
-                else:
+                if not self._is_stopped():
                     active |= self._start(waiting, live)
+                elif not active or time.monotonic() > kill_time:
+                    break
+                elif kill_time == math.inf:
+                    kill_time = time.monotonic() + _GRACE
+                    if not self.executor.stop(kill=False):
+                        self.say(f"{len(active)} jobs stay in the queue: the same command finds them")
+                        break
+                    self.say("asking the running jobs to save and stop")
                 time.sleep(self.executor.pause)
         finally:
             self.executor.stop(kill=True)
@@ -191,85 +194,66 @@ class _Runs:
         taken, fresh = dict[str, tuple[Planned, Job]](), list[Job]()
         while waiting and (len(fresh) < self.executor.free() or waiting[0].name in live):
             planned = waiting.pop(0)
-            job = self.site.job(self.study, planned)
-            self.started[planned.name] = time.monotonic()
-            if planned.name in live:
+            job, name = self.site.job(self.study, planned), planned.name
+            self.started[name] = time.monotonic()
+            if name in live:
                 if not job.is_written():
-                    raise InputError(
-                        f"{planned.name} is in the queue with other settings: cancel its job first"
-                    )
-                self.say(f"{planned.name}: is in the queue")
+                    raise InputError(f"{name} is in the queue with other settings: cancel its job first")
+                self.say(f"{name}: is in the queue")
             elif (ended := job.ended()) and not ended.code and is_started(job.run):
                 self._finish(planned, ended)  # while no study watched
                 continue
             else:
-                self._prepare(planned, job)
+                status = "goes on" if job.run.exists() else "started"
+                with explain_disk_errors(job.run):
+                    if job.run.exists() and (fault := _why_not_resumed(job.run, planned)):
+                        status = f"started again, as the run in its folder {fault}"
+                        shutil.rmtree(job.run)
+                    job.write()
+                self.say(f"{name}: {status} ({self.tally.done} of {self.tally.total} runs done)")
                 fresh.append(job)
-            taken[planned.name] = planned, job
+            taken[name] = planned, job
         self.executor.start(fresh)
         return taken
 
-    def _prepare(self, planned: Planned, job: Job) -> None:
-        """Write the file of a job. A folder of a run with other settings, or without checkpoints, is removed first."""
-        status = "started"
-        if job.run.exists() and (fault := _why_not_resumed(job.run, planned)):
-            status = f"started again, as the run in its folder {fault}"
-            with explain_disk_errors(job.run):
-                shutil.rmtree(job.run)
-        elif job.run.exists():
-            status = "goes on"
-        self.say(f"{planned.name}: {status} ({self.tally.done} of {self.tally.total} runs done)")
-        with explain_disk_errors(job.run):
-            job.write()
-
     def _finish(self, planned: Planned, ended: Ended | None) -> bool:
-        """Count a run that has ended; return False if it must be tried once more, unless the input is at fault."""
-        ended = ended or Ended(code=1, line="its process died: was memory short?")
-        self.attempts[planned.name] += 1
-        if self._is_stopped() and ended.code == 1:
-            ended = Ended(
-                code=_STOPPED
-            )  # a stop may cause any error; a real error comes again in the next call
-        elif (
-            self.attempts[planned.name] < _ATTEMPTS and ended.code in (1, _STOPPED) and not self._is_stopped()
-        ):
-            self.say(f"{planned.name}: {ended.line or 'stopped from outside'}; tried once more")
-            return False
-        self._count(planned, ended, time.monotonic() - self.started[planned.name])
-        return True
-
-    def _count(self, planned: Planned, ended: Ended, took: float) -> None:
-        """Add a finished run to the study's folder, and report its result or failure."""
+        """Add a run that has ended to the study's folder, or report its failure; return False if it must be tried once
+        more, unless the input is at fault."""
         tally, name, run = self.tally, planned.name, self.site.runs / planned.name
+        ended = ended or Ended(code=1, line="its process died: was memory short?")
+        self.attempts[name] += 1
+        if self._is_stopped():
+            if ended.code == 1:
+                ended.code = _STOPPED  # a stop may cause any error; a real error comes again in the next call
+        elif self.attempts[name] < _ATTEMPTS and ended.code in (1, _STOPPED):
+            self.say(f"{name}: {ended.line or 'stopped from outside'}; tried once more")
+            return False
         if ended.code == _STOPPED:
             self.say(f"{name}: stopped; the next call resumes it")
-            return
+            return True
         try:
             if ended.code:
                 raise InputError(ended.line)
-            line, records, curve = describe_run(
-                run, planned, self.study, self.site, ended.diverged, ended.suite_seconds
-            )
+            line, records, curve = describe_run(run, planned, self.study, self.site, ended)
             self.folder.add(line, records, curve)
         except InputError as error:
             tally.failures[name] = Ended(code=ended.code or InputError.exit_code, line=str(error))
             self.say(f"{name}: FAILED: {error} (see {run}.log)")
-            return
+            return True
         if not self.site.keep:
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
         tally.done += 1
-        lines = self.folder.runs
-        remaining = [
-            job for job in self.wanted if job.name not in tally.failures and not job.is_finished(lines)
-        ]
-        seconds = seconds_of_runs(lines, remaining, self.site.workers)
+        took, lines = time.monotonic() - self.started[name], self.folder.runs
+        left = [job for job in self.wanted if job.name not in tally.failures and not job.is_finished(lines)]
+        seconds = seconds_of_runs(lines, left, self.site.workers)
         estimate = f", about {duration(seconds)} left" if seconds else ""
-        diverged = f"DIVERGED in step {line['diverged']}"
         outcome = "finished" if line["score"] is None else f"score {line['score']:.1%}"
-        outcome = outcome if line["diverged"] is None else diverged
+        if line["diverged"] is not None:
+            outcome = f"DIVERGED in step {line['diverged']}"
         self.say(
             f"{name}: {outcome} after {duration(took)} ({tally.done} of {tally.total} runs done{estimate})"
         )
+        return True
 
 
 def _why_not_resumed(run: Path, planned: Planned) -> str | None:

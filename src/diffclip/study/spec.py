@@ -16,14 +16,16 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -31,14 +33,13 @@ from pydantic import (
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.suite import SUITES
 from diffclip.evaluation.verdicts import Endpoint, Primary
+from diffclip.names import METRICS
 from diffclip.plugins import load_listed
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
 Group = Literal["sweep", "models", "ablations"]
 BASELINE, TREATED = "CLIP", "DiffCLIP"
-
-
 _PLACES = {
     "primary": "`endpoints.primary`",
     "secondary": "`endpoints.secondary`",
@@ -57,14 +58,12 @@ class Part(Keys):
     def _find_misplaced(cls, fields: Any) -> Any:
         for key in fields if isinstance(fields, Mapping) else ():
             outer = str(key).partition(".")[0]
-            if outer in cls.model_fields:
-                continue
-            if outer in Recipe.model_fields:
+            if outer not in cls.model_fields and outer in Recipe.model_fields:
                 raise ValueError(
                     f"{key} is a key of the training recipe: write it into `change` (change.{key}=… for all runs), or "
                     "into the `change` of an arm"
                 )
-            if outer in _PLACES:
+            if outer not in cls.model_fields and outer in _PLACES:
                 raise ValueError(f"{key} stands in the wrong place: write it into {_PLACES[outer]}")
         return fields
 
@@ -72,13 +71,13 @@ class Part(Keys):
 class Arm(Part):
     """One model in one init, or with one factor changed.
 
-    `change` holds keys of the training recipe, inner ones with dots (`architecture.vision.heads`).
+    `change` holds keys of the training recipe, inner ones with dots (`architecture.vision.heads`). `against` is the arm
+    that is one factor away, and `settings` the swept arm whose settings this arm takes.
     """
 
     change: dict[str, Any]
-    factor: str | None = None  # the difference to the arm `against`, in a few words
-    against: str | None = None  # the arm that is one factor away
-    settings: str | None = None  # the swept arm whose settings this arm takes
+    against: str | None = None
+    settings: str | None = None
 
 
 def _check_unique(values: list[Any]) -> list[Any]:
@@ -87,18 +86,19 @@ def _check_unique(values: list[Any]) -> list[Any]:
     return values
 
 
+Rates = Annotated[list[PositiveFloat], AfterValidator(_check_unique)]
+Seeds = Annotated[list[NonNegativeInt], Field(min_length=1), AfterValidator(_check_unique)]
+
+
 class Sweep(Part):
     """Every combination of learning rate, weight decay and seed for each arm in `arms`; the best mean score wins."""
 
-    lr: list[PositiveFloat] = Field(min_length=1)
-    weight_decay: list[NonNegativeFloat] = Field(min_length=1)
-    seeds: list[NonNegativeInt] = Field(min_length=1)
-    arms: list[str] = Field(default=[BASELINE, TREATED], min_length=1)
-
-    @field_validator("*")
-    @classmethod
-    def _check(cls, values: list[Any]) -> list[Any]:
-        return _check_unique(values)
+    lr: Annotated[Rates, Field(min_length=1)]
+    weight_decay: Annotated[list[NonNegativeFloat], Field(min_length=1), AfterValidator(_check_unique)]
+    seeds: Seeds
+    arms: Annotated[list[str], Field(min_length=1), AfterValidator(_check_unique)] = Field(
+        default_factory=lambda: [BASELINE, TREATED]
+    )
 
 
 class Grid(Part):
@@ -108,20 +108,24 @@ class Grid(Part):
     """
 
     arms: dict[str, Arm]
-    seeds: list[NonNegativeInt] = Field(min_length=1)
+    seeds: Seeds
     suite: str
-    lr: list[PositiveFloat] = Field(default_factory=list)
+    lr: Rates = Field(default_factory=list)
 
-    @model_validator(mode="after")
-    def _check(self) -> Grid:
-        if self.suite not in SUITES:
-            raise ValueError(f"there is no suite {self.suite!r}: choose from {', '.join(SUITES)}")
-        _check_unique(self.seeds)
-        _check_unique(self.lr)
-        for name in self.arms:
+    @field_validator("suite")
+    @classmethod
+    def _check_suite(cls, suite: str) -> str:
+        if suite not in SUITES:
+            raise ValueError(f"there is no suite {suite!r}: choose from {', '.join(SUITES)}")
+        return suite
+
+    @field_validator("arms")
+    @classmethod
+    def _check_names(cls, arms: dict[str, Arm]) -> dict[str, Arm]:
+        for name in arms:
             if "/" in name or "@" in name:
                 raise ValueError(f"arm {name!r} names the folder of its runs: leave out / and @")
-        return self
+        return arms
 
     def rates(self, arm: str) -> dict[str, float]:
         """Return the learning rates of an arm by the name of the arm at that rate; empty if it has a single rate."""
@@ -133,12 +137,12 @@ class Grid(Part):
 class Scenes(Part):
     """The settings of the scenes that are drawn before the first run."""
 
-    train: int = Field(gt=0)
-    val: int = Field(gt=0)
-    test: int = Field(default=1, gt=0)
-    size: int = Field(gt=0)
-    seed: int = Field(default=0, ge=0)
-    distractors: int = Field(default=0, ge=0)
+    train: PositiveInt
+    val: PositiveInt
+    test: PositiveInt = 1
+    size: PositiveInt
+    seed: NonNegativeInt = 0
+    distractors: NonNegativeInt = 0
 
 
 class Endpoints(Part):
@@ -159,25 +163,17 @@ class Study(Part):
     """
 
     title: str
-    plugins: list[str] = Field(
-        default_factory=list, description="files or modules of one's own, for all runs"
-    )
+    plugins: list[str] = Field(default_factory=list)  # files or modules of one's own, for all runs
     recipe: str
-    change: dict[str, Any] = Field(default_factory=dict, description="of the recipe, for all runs")
+    change: dict[str, Any] = Field(default_factory=dict)  # of the recipe, for all runs
     data: str
-    scenes: Scenes | None = Field(default=None, description="draw scenes; `data` then names their folder")
-    folds: int | None = Field(
-        default=None, ge=2, description="each run is measured on the fold it was not trained on"
-    )
+    scenes: Scenes | None = None  # draw scenes; `data` then names their folder
+    folds: int | None = Field(default=None, ge=2)  # each run is measured on the fold it was not trained on
     endpoints: Endpoints
-    contrasts: list[tuple[str, str]] = Field(default_factory=list, description="pairs (arm, against)")
-    test: Literal["paired", "welch"] | None = Field(
-        default=None, description="None: paired if both arms have the same runs"
-    )
+    contrasts: list[tuple[str, str]] = Field(default_factory=list)  # pairs (arm, against)
+    test: Literal["paired", "welch"] | None = None  # None: paired if both arms have the same runs
     unit: Literal["seed", "fold"] = "seed"
-    pooled: bool = Field(
-        default=False, description="one residual over all arms, for designs of two or three seeds"
-    )
+    pooled: bool = False  # one residual over all arms, for designs of two or three seeds
     sweep: Sweep | None = None
     models: Grid
     ablations: Grid | None = None
@@ -186,72 +182,69 @@ class Study(Part):
     @classmethod
     def _fill_primary(cls, fields: Any) -> Any:
         """Fill in the primary endpoint: the validation score of DiffCLIP minus CLIP."""
-        if not isinstance(fields, Mapping) or not isinstance(fields.get("endpoints") or {}, Mapping):
+        given = fields.get("endpoints") or {} if isinstance(fields, Mapping) else None
+        primary = given.get("primary") or {} if isinstance(given, Mapping) else None
+        if not isinstance(given, Mapping) or not isinstance(primary, Mapping):
             return fields
-        endpoints = dict(fields.get("endpoints") or {})
         default = {"arm": TREATED, "against": BASELINE, "dataset": fields.get("data")}
         default |= {"task": "validation", "metric": "score"}
-        given = endpoints.get("primary") or {}
-        endpoints["primary"] = default | dict(given) if isinstance(given, Mapping) else given
-        return {**fields, "endpoints": endpoints}
+        return {**fields, "endpoints": {**given, "primary": {**default, **primary}}}
 
     @model_validator(mode="after")
     def _check(self) -> Study:
-        if self.ablations:
-            shared = self.models.arms.keys() & self.ablations.arms.keys()
-            if shared:
-                raise ValueError(
-                    f"{', '.join(sorted(shared))} is an arm of models and of ablations: leave one out"
-                )
-        elif "ablations" in self.model_fields_set:
+        ablations = self.ablations.arms if self.ablations else {}
+        if shared := self.models.arms.keys() & ablations:
+            raise ValueError(
+                f"{', '.join(sorted(shared))} is an arm of models and of ablations: leave one out"
+            )
+        if self.ablations is None and "ablations" in self.model_fields_set:
             # `ablations=null` removes the ablations that a model may be against
             for arm in self.models.arms.values():
-                if arm.against not in self.models.arms:
-                    arm.factor = arm.against = None
+                arm.against = arm.against if arm.against in self.models.arms else None
         for change in (self.change, *(arm.change for arm in self.arms.values())):
             if given := change.keys() & {"data", "data.train", "data.val"}:
                 raise ValueError(
                     f"a change sets {', '.join(sorted(given))}: all runs of a study have the data that `data` names"
                 )
-        references = {f"arm {name} is against": arm.against for name, arm in self.arms.items() if arm.against}
-        primary = self.endpoints.primary
-        references |= {
-            "endpoints.primary.arm is": primary.arm,
-            "endpoints.primary.against is": primary.against,
-        }
-        for number, name in enumerate(name for pair in self.contrasts for name in pair):
-            references[f"contrasts[{number // 2}] has"] = name
-        references |= {f"sweep.arms has {name}:": name for name in (self.sweep.arms if self.sweep else ())}
-        known = [
-            *self.arms,
-            *(name for grid in self.grids.values() for arm in grid.arms for name in grid.rates(arm)),
-        ]
-        for label, name in references.items():
-            if name not in known:
-                raise ValueError(f"{label} {name!r}, which is not an arm: choose from {', '.join(known)}")
+        self._check_references()
         reported = {seed for grid in self.grids.values() for seed in grid.seeds}
         if self.sweep and reported & set(self.sweep.seeds):
             raise ValueError(
                 f"sweep.seeds {self.sweep.seeds} contain a seed of models or ablations: choose others"
             )
-        self._check_folds()
-        baseline = primary.against
-        default_pairs = [(name, baseline) for name in self.models.arms if name != baseline]
-        default_pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
-        self.contrasts = self.contrasts or list(dict.fromkeys(default_pairs))
-        return self
-
-    def _check_folds(self) -> None:
-        if self.folds is None:
-            if self.unit == "fold":
-                raise ValueError("unit is fold, and there are no folds: give folds, or unit=seed")
-        elif self.scenes is not None or self.sweep is not None:
+        if self.sweep is not None and any(grid.lr for grid in self.grids.values()):
+            raise ValueError("a study has a sweep or a list lr in its grids, not both: leave one out")
+        if self.folds is None and self.unit == "fold":
+            raise ValueError("unit is fold, and there are no folds: give folds, or unit=seed")
+        if self.folds is not None and (self.scenes is not None or self.sweep is not None):
             raise ValueError(
                 "a study with folds has no scenes and no sweep: give the learning rates as models.lr, which are chosen "
                 "between on the other folds"
             )
-        if self.sweep is not None and any(grid.lr for grid in self.grids.values()):
-            raise ValueError("a study has a sweep or a list lr in its grids, not both: leave one out")
+        if not self.contrasts:
+            baseline = self.endpoints.primary.against
+            pairs = [(name, baseline) for name in self.models.arms if name != baseline]
+            pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
+            self.contrasts = list(dict.fromkeys(pairs))
+        return self
+
+    def _check_references(self) -> None:
+        """Raise `ValueError` for a name that is no arm, nor an arm at one of its rates."""
+        primary = self.endpoints.primary
+        references = [(f"arm {name} is against", arm.against) for name, arm in self.arms.items()]
+        references += [
+            ("endpoints.primary.arm is", primary.arm),
+            ("endpoints.primary.against is", primary.against),
+        ]
+        references += [
+            (f"contrasts[{number}] has", name) for number, pair in enumerate(self.contrasts) for name in pair
+        ]
+        references += [("sweep.arms has", name) for name in (self.sweep.arms if self.sweep else ())]
+        rated = [name for grid in self.grids.values() for arm in grid.arms for name in grid.rates(arm)]
+        known = [*self.arms, *rated]
+        for label, name in references:
+            if name is not None and name not in known:
+                raise ValueError(f"{label} {name!r}, which is not an arm: choose from {', '.join(known)}")
 
     @property
     def grids(self) -> dict[Group, Grid]:
@@ -298,20 +291,13 @@ class Study(Part):
 
 def _check_endpoints(study: Study) -> None:
     """Raise `InputError` if the runs would not measure an endpoint."""
-    from diffclip.names import METRICS
-
-    suite, endpoints = study.models.suite, study.endpoints
-    measured = [(entry.task, entry.dataset) for entry in SUITES[suite]]
+    suite, secondary = study.models.suite, study.endpoints.secondary or ()
+    measured = {(entry.task, entry.dataset) for entry in SUITES[suite]}
     if study.folds is None:
-        measured.append(("validation", study.data))
-    for key, endpoint in [
-        ("primary", endpoints.primary),
-        *(("secondary", one) for one in endpoints.secondary or ()),
-    ]:
-        if endpoint.task not in ("six-tasks", "out-of-domain", "cost", "training") and not any(
-            (task or endpoint.task, dataset) == (endpoint.task, endpoint.dataset)
-            for task, dataset in measured
-        ):
+        measured.add(("validation", study.data))
+    for key, endpoint in [("primary", study.endpoints.primary), *(("secondary", one) for one in secondary)]:
+        derived = endpoint.task in ("six-tasks", "out-of-domain", "cost", "training")
+        if not derived and not {(endpoint.task, endpoint.dataset), (None, endpoint.dataset)} & measured:
             raise InputError(
                 f"endpoints.{key}: no run measures {endpoint.task} on {endpoint.dataset}: choose a task and a set of "
                 f"the suite {suite!r}" + ("" if study.folds else f", or validation on {study.data}")
