@@ -40,7 +40,7 @@ def test_each_row_has_its_times_or_the_reason_for_failure(monkeypatch: pytest.Mo
     rows = attention.measure(SHAPE, CPU, torch.float32, rounds=2)
     assert list(rows) == list(entries)
     assert rows["differential eager"] == {"why": "out of memory"}
-    assert rows["differential auto"] == {"why": "out of memory", "backend": "eager"}  # for short rows
+    assert rows["differential auto"]["backend"] == "eager"  # for short rows
     assert rows["differential triton"] == {"why": "no"}
     row = rows["differential timm"]
     assert row["forward"]["samples"] == 2

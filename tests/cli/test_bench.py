@@ -31,9 +31,7 @@ def test_bench_prints_a_table_and_advice_or_json() -> None:
     assert report["towers"]["text"]["shape"]["causal"] is True
     rows = report["towers"]["vision"]["rows"]
     assert rows["differential sdpa"]["both"]["median_ms"] > 0
-    # what "auto" stands for is timed once
-    assert rows["differential auto"] == rows["differential eager"] | {"backend": "eager"}
-    assert report["towers"]["vision"]["auto"] == "eager"
+    assert rows["differential auto"]["backend"] == report["towers"]["vision"]["auto"] == "eager"
     assert report["about"]["dtype"] == "float32"
     assert report["advice"].startswith(f'use attention_backend="{report["attention_backend"]}"')
 

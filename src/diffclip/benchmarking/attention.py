@@ -67,30 +67,20 @@ def measure(
     Returns:
         name → `forward` (without gradients) and `both` (forward and backward), each with `median_ms`, `low_ms`,
         `high_ms`, `samples`, and on a GPU `peak_bytes` on top of the inputs; `backward` is the difference of the two.
-        An operator that cannot run has only `why`. "auto" has the name of its `backend` (with a backward pass) and the
-        numbers of the rows that it stands for: two measurements of one operator would differ by noise.
+        An operator that cannot run has only `why`. "auto" also has the name of its `backend` (with a backward pass).
     """
     started = time.perf_counter()
     sets = [make_inputs(shape, device, dtype, seed) for seed in range(_count_sets(shape, device, dtype))]
     table = {name: entry for name, entry in operators(device).items() if names is None or name in names}
-    leaf = sets[0].q.detach().requires_grad_()
-    backends = {
-        "forward": choose_backend("auto", sets[0].q, sets[0].v, 0.0),
-        "both": choose_backend("auto", leaf, sets[0].v, 0.0),
-    }
-    is_copied = all(f"differential {backend}" in table for backend in backends.values())
     rows: Rows = {name: {} for name in table}
     samplers: dict[str, Sampler] = {}
     for name, operator in table.items():
-        if name == AUTO and is_copied:
-            continue
         why = why_not(name, sets[0])
-        if why is None:
-            try:
-                for kind in KINDS:
-                    samplers[f"{kind} {name}"], rows[name][kind] = _prepare(operator, kind, sets, device)
-            except Exception as error:  # the other operators go on
-                why = describe_error(error)
+        try:
+            for kind in () if why else KINDS:
+                samplers[f"{kind} {name}"], rows[name][kind] = _prepare(operator, kind, sets, device)
+        except Exception as error:  # the other operators go on
+            why = describe_error(error)
         if why is not None:
             _drop(name, why, rows, samplers)
         tell()
@@ -99,18 +89,13 @@ def measure(
     for key, why in failures.items():
         _drop(key.split(" ", 1)[1], why, rows, samplers)
     for name, row in rows.items():
-        if row and "why" not in row:
+        if "why" not in row:
             for kind in KINDS:
                 row[kind] |= summarize(samples[f"{kind} {name}"])
-    if AUTO in rows and is_copied:
-        stands_for = {kind: rows[f"differential {backend}"] for kind, backend in backends.items()}
-        missing = [{"why": row["why"]} for row in stands_for.values() if "why" in row]
-        rows[AUTO] = missing[0] if missing else {kind: dict(row[kind]) for kind, row in stands_for.items()}
-    if AUTO in rows:
-        rows[AUTO]["backend"] = backends["both"]
-    for row in rows.values():
-        if "both" in row:
             row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
+    if AUTO in rows:
+        leaf = sets[0].q.detach().requires_grad_()
+        rows[AUTO]["backend"] = choose_backend("auto", leaf, sets[0].v, 0.0)
     return rows
 
 
