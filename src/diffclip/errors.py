@@ -26,8 +26,8 @@ class DiffCLIPError(Exception):
     """
 
     exit_code = 1
-    # True if every rank of a run raises this error, so that one rank can print it for all
-    shared = False
+    # True if the other ranks of a run may not raise this error; else the first rank of a node prints it for all
+    alone = False
 
     def __init__(self, name: str, reason: str = "", advice: str = "") -> None:
         super().__init__(": ".join(filter(None, (f"{name} {reason}".strip(), advice))))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_recipe import changed
 
 from diffclip import InputError
 from diffclip.training.about import describe_start
-from diffclip.training.loggers import logger_makers, register_logger
-from diffclip.training.logging import RunLogger, duration
-from diffclip.training.recipe import Wandb
+from diffclip.training.logging import RunLogger, duration, logger_makers, register_logger
+from diffclip.training.recipe import Recipe
 from diffclip.training.run_folder import add_start, read_lines, read_starts
 
 
@@ -52,10 +52,10 @@ def test_log_lines_show_rate_wait_and_time_left(tmp_path: Path, capsys: pytest.C
     assert records[-1]["seconds_left"] == 0
 
 
-def test_tensorboard_logs_the_numbers_of_every_record(tmp_path: Path) -> None:
+def test_tensorboard_logs_the_numbers_of_every_record(recipe: Recipe, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for done in (0, 3):  # the second start goes on from an earlier step
-        with RunLogger(tmp_path, "test", 25, done, logger_makers(tmp_path, done, None, (), {})) as logger:
+        with RunLogger(tmp_path, "test", 25, done, logger_makers(recipe, tmp_path, done, {})) as logger:
             for step in range(done + 1, done + 6):
                 logger.step(record(step) | {"loss": math.nan if step == 7 else step / 2})
             logger.validation(VALIDATION | {"step": done + 5})
@@ -84,16 +84,15 @@ def test_each_start_records_how_it_ended(tmp_path: Path) -> None:
     assert ends == [("KeyboardInterrupt", 1), ("OSError: gone", 1), ("no space left", 1), ("finished", 2)]
 
 
-def test_offline_weights_and_biases_resumes_the_same_run(tmp_path: Path, monkeypatch) -> None:
+def test_offline_weights_and_biases_resumes_the_same_run(recipe, tmp_path: Path, monkeypatch) -> None:
     wandb = pytest.importorskip("wandb")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for done in (0, 2):
-        loggers = logger_makers(
-            tmp_path, done, Wandb(project="a-project", tags=["a-tag"]), (), {"model": "it"}
-        )
+        wandb_recipe = changed(recipe, wandb={"project": "a-project", "tags": ["a-tag"]})
+        loggers = logger_makers(wandb_recipe, tmp_path, done, {"model": "it"})
         with RunLogger(tmp_path, "test", 20, done, loggers) as logger:
             for step in (done + 1, done + 2):
                 logger.step(record(step))
@@ -115,11 +114,11 @@ class Full:
         raise AssertionError("a dropped logger is not used again")
 
 
-def test_unusable_loggers_are_reported_and_skipped(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_unusable_loggers_are_reported_and_skipped(recipe, tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "tensorboard").touch()
     monkeypatch.setitem(sys.modules, "wandb", None)
     register_logger("full")(lambda run, config: Full())
-    loggers = logger_makers(tmp_path, 0, Wandb(project="a-project"), ["full"], {})
+    loggers = logger_makers(changed(recipe, wandb="a-project", loggers=["full"]), tmp_path, 0, {})
     with RunLogger(tmp_path, "test", 3, 0, loggers) as logger:
         for step in (1, 2, 3):
             logger.step(record(step))

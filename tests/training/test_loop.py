@@ -570,7 +570,7 @@ def test_a_stop_signal_before_the_first_step_is_reported(recipe, tmp_path, monke
             patch.setattr(
                 runner, name, lambda *given, do=work, n=number: (do(*given), os.kill(os.getpid(), n))[0]
             )
-            message = "outside of the steps: run the command again with --resume"
+            message = "with nothing to save: run the command again with --resume"
             with pytest.raises(StoppedError, match=message) as error:
                 runner.train(recipe, run, resume=True)
         assert error.value.exit_code == 75
@@ -586,7 +586,9 @@ def test_a_signal_during_the_imports_stops_the_run(recipe_file: Path, tmp_path: 
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert stderr == "diffclip: asked to stop outside of the steps: run the command again with --resume\n"
+    assert (
+        stderr == "diffclip: stopped by a signal, with nothing to save: run the command again with --resume\n"
+    )
 
 
 def catches(pid: int, number: int) -> bool:

@@ -92,9 +92,9 @@ def main() -> NoReturn:
         failure = _describe_failure(error)
         if failure is None:
             raise
-        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-        # torchrun and srun show the lines of all processes: an error that all have is printed by rank 0 alone
-        if getattr(error, "shared", False) and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
+        rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+        # torchrun and srun show the lines of all processes: an error that all have is printed once a node
+        if not getattr(error, "alone", True) and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
             sys.exit(failure[1])
         _leave(*failure)
     if code == _INTERRUPTED:

@@ -1,11 +1,9 @@
 """Checkpoints: folders that are written whole or not at all, and the links `last`, `previous` and `best` to them.
 
-`checkpoints/step_00000120/` is a saved model (`config.json`, `model.safetensors`) with the optimizer's state in one
-file per process that holds a share of it (`optimizer-00000-of-00001.safetensors`), the random generators of each
-process (`generators.safetensors`), the place in the run (`training.json`) and `files.json` (size and checksum of the
-others).
-A folder is written under a temporary name and then renamed. Only then is `last` moved, so that it always names a whole
-checkpoint. Checksums find files that were damaged later, on a disk or in a copy.
+`checkpoints/step_00000120/` is a saved model (`config.json`, `model.safetensors`) with the optimizer's state, the
+random generators of each process, the place in the run (`training.json`) and `files.json` (size and checksum of the
+others). A folder is written under a temporary name and then renamed. Only then is `last` moved, so that it always names
+a whole checkpoint. Checksums find files that were damaged later, on a disk or in a copy.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ import os
 import shutil
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from diffclip.errors import InputError
 from diffclip.files import explain_disk_errors, flush, read_link, write_link, write_text
 from diffclip.training.distributed import gather, shared_errors
-from diffclip.training.optimizer import load_optimizer, save_optimizer
+from diffclip.training.optimizer import load_optimizer, optimizer_tensors
 from diffclip.weights import save_tensors, save_weights
 
 if TYPE_CHECKING:
     from diffclip.model import CLIP
 
-STATE_FILE, FILES_FILE, GENERATORS_FILE = "training.json", "files.json", "generators.safetensors"
+STATE_FILE, FILES_FILE = "training.json", "files.json"
+GENERATORS_FILE, OPTIMIZER_FILE = "generators.safetensors", "optimizer.safetensors"
 LINKS = ("last", "best", "previous")
 
 
@@ -65,56 +66,57 @@ def save_checkpoint(
     Checkpoints that no link points to are removed. If the disk refuses to write, `InputError` is raised and the
     earlier checkpoints stay as they were.
     """
-    temporary, is_first = run / "checkpoints" / ".new.tmp", fabric.global_rank == 0
-    folder, is_saved = gather(fabric, _folder_for(run, progress) if is_first else (run, False))[0]
-    if is_saved:
+    is_first = fabric.global_rank == 0
+    folder = gather(fabric, _folder_for(run, progress) if is_first else run)[0]
+    if gather(fabric, folder.exists())[0]:
         return folder
     states = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state()
-    by_rank = gather(fabric, states)
-    # the weights of a sharded model are gathered in the first process
-    weights: Any = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
-    try:
-        with shared_errors(fabric), explain_disk_errors(temporary):
-            if is_first:
-                shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed while writing
-                temporary.mkdir(parents=True)
-        with shared_errors(fabric), explain_disk_errors(temporary.parent):
-            save_optimizer(temporary, model, optimizer, fabric.global_rank, fabric.world_size)
-            if is_first:
+    generators = {
+        f"{rank}.{name}": state
+        for rank, states in enumerate(gather(fabric, states))
+        for name, state in states.items()
+    }
+    # the tensors of a sharded model are gathered in the first process
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: Any = get_model_state_dict(model, options=options)
+    moments = optimizer_tensors(model, optimizer, is_first)
+    with shared_errors(fabric):
+        if is_first:
+            with _new_folder(run) as temporary:
                 save_weights(model, temporary, weights)
-                generators = {
-                    f"{rank}.{name}": state
-                    for rank, states in enumerate(by_rank)
-                    for name, state in states.items()
-                }
+                save_tensors(moments, temporary / OPTIMIZER_FILE)
                 save_tensors(generators, temporary / GENERATORS_FILE)
                 write_text(temporary / STATE_FILE, json.dumps(asdict(progress), indent=1) + "\n")
-    except BaseException:
-        if is_first:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    with shared_errors(fabric):
-        # a whole checkpoint is not removed, whatever fails from here on
-        if is_first:
             _publish(run, temporary, folder, best)
     return folder
 
 
-def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
-    """Return the folder for a checkpoint, and whether the checkpoint exists already."""
+def _folder_for(run: Path, progress: RunProgress) -> Path:
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
     if folder.exists() and read_state(folder) != progress:
         # the same weights, further in the data: for example, the last batches were all broken
         folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
-    return folder, folder.exists()
+    return folder
+
+
+@contextmanager
+def _new_folder(run: Path) -> Iterator[Path]:
+    """Make the folder that a checkpoint is written into; it is removed if the block fails."""
+    folder = run / "checkpoints" / ".new.tmp"
+    try:
+        with explain_disk_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed while writing
+            folder.mkdir(parents=True)
+            yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _publish(run: Path, temporary: Path, folder: Path, best: bool) -> None:
-    """Rename `temporary`, which holds a whole checkpoint, to `folder`, and update the links."""
+    """Rename `temporary` to `folder` and update the links; a whole checkpoint stays, whatever fails."""
     links = {name: run / "checkpoints" / name for name in LINKS}
     with explain_disk_errors(folder):
         checksums = {file.name: _size_and_checksum(file) for file in sorted(temporary.iterdir())}
@@ -148,7 +150,8 @@ def restore_checkpoint(
             torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
     else:
         torch.manual_seed(hash((seed, read_state(folder).step, rank)) % 2**63)
-    load_optimizer(folder, model, optimizer)
+    [state_file] = folder.glob("optimizer*.safetensors")  # with a number in runs of earlier versions
+    load_optimizer(load_file(state_file), model, optimizer)
 
 
 def read_state(folder: Path) -> RunProgress:
@@ -193,24 +196,3 @@ def _size_and_checksum(file: Path) -> list[int]:
         while block := handle.read(1 << 22):
             checksum = zlib.crc32(block, checksum)
     return [file.stat().st_size, checksum]
-
-
-def try_folder(run: Path) -> None:
-    """Try all that checkpoints need of the folder of `run`, before the first step; raise `InputError` if it fails."""
-    folder = run / "checkpoints" / "trial"
-    written, link = folder.with_name(".trial.tmp"), folder.with_name("trial_link")
-    with explain_disk_errors(folder):
-        for left in (written, folder):  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        try:
-            written.mkdir(parents=True)
-            (written / "file").write_text("trial")
-            flush(written)
-            os.replace(written, folder)
-            write_link(link, folder)
-            if read_link(link) is None:
-                raise InputError(f"{link.parent} does not keep what is written: choose another place")
-        finally:
-            link.unlink(missing_ok=True)
-            for left in (written, folder):
-                shutil.rmtree(left, ignore_errors=True)

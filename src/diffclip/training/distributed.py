@@ -48,24 +48,18 @@ def make_fabric(hardware: Hardware, precision: str, timeout: float = 1800.0) -> 
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "The `srun` command is available on your system but is not used")
     torch.backends.cudnn.allow_tf32 = False  # fp32 is true float32, also in the patch convolution
+    options: dict[str, Any] = {
+        # numbers and objects are exchanged between CPUs, so that no GPU has to be waited for
+        "process_group_backend": "cpu:gloo,cuda:nccl" if hardware.accelerator == "cuda" else "gloo",
+        "timeout": timedelta(seconds=timeout),
+    }
     strategy: str | Strategy = "auto"
-    # numbers and objects are exchanged between CPUs, so that no GPU has to be waited for
-    backend = "cpu:gloo,cuda:nccl" if hardware.accelerator == "cuda" else "gloo"
     if hardware.strategy == "fsdp":
         # by default, the strategy would have one data-parallel process per node
-        strategy = ModelParallelStrategy(
-            lambda model, mesh: shard(model, mesh["data_parallel"]),
-            data_parallel_size=hardware.world,
-            tensor_parallel_size=1,
-            process_group_backend=backend,
-            timeout=timedelta(seconds=timeout),
-        )
+        options |= {"data_parallel_size": hardware.world, "tensor_parallel_size": 1}
+        strategy = ModelParallelStrategy(lambda model, mesh: shard(model, mesh["data_parallel"]), **options)
     elif hardware.world > 1:
-        strategy = DDPStrategy(
-            gradient_as_bucket_view=True,
-            process_group_backend=backend,
-            timeout=timedelta(seconds=timeout),
-        )
+        strategy = DDPStrategy(gradient_as_bucket_view=True, **options)
     return Fabric(
         accelerator=hardware.accelerator,
         devices=hardware.devices,
@@ -125,13 +119,10 @@ def average_small(fabric: Any, model: nn.Module) -> None:
     if fabric.world_size == 1 or not any(map(is_share, model.parameters())):
         return
     grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
-    if not grads:
-        return
-    flat_grads = torch.cat([grad.flatten() for grad in grads])
-    torch.distributed.all_reduce(flat_grads)
-    flat_grads /= fabric.world_size
-    for grad, mean in zip(grads, torch.split(flat_grads, [grad.numel() for grad in grads]), strict=True):
-        grad.copy_(mean.view_as(grad))
+    if grads:
+        flat_grads = torch.cat([grad.flatten() for grad in grads])
+        torch.distributed.all_reduce(flat_grads)
+        nn.utils.vector_to_parameters(flat_grads / fabric.world_size, grads)
 
 
 def clip_gradients(fabric: Any, model: nn.Module, max_norm: float | None) -> Tensor:
@@ -141,13 +132,10 @@ def clip_gradients(fabric: Any, model: nn.Module, max_norm: float | None) -> Ten
     """
     average_small(fabric, model)
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    whole = [grad for grad in grads if not is_share(grad)]
-    sharded = [grad for grad in grads if is_share(grad)]
-    norms = [torch.nn.utils.get_total_norm(whole)] if whole else []
-    if sharded:
-        sharded_norm: Any = torch.nn.utils.get_total_norm(sharded)
-        norms.append(sharded_norm.full_tensor())
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    kinds: list[Any] = [[grad for grad in grads if is_share(grad) is sharded] for sharded in (False, True)]
+    parts: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
+    norms = [part.full_tensor() if is_share(part) else part for part in parts]
+    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
@@ -245,13 +233,7 @@ def shared_errors(fabric: Any) -> Iterator[None]:
         failure = error
     for first_failure in gather(fabric, failure):
         if first_failure is not None:
-            raise raised_by_all(fabric, first_failure) from None
-
-
-def raised_by_all(fabric: Any, error: Failure) -> Failure:
-    """Mark `error`, which every process is about to raise, so that one process prints it."""
-    error.shared = fabric.world_size > 1  # type: ignore[union-attr]
-    return error
+            raise first_failure from None
 
 
 @contextmanager
@@ -270,4 +252,6 @@ def explain_lost_processes(fabric: Any) -> Iterator[None]:
             "on with --resume"
         )
         pass_last_line(line, DiffCLIPError.exit_code, lost=True)
-        raise DiffCLIPError(line) from None
+        lost_error = DiffCLIPError(line)
+        lost_error.alone = True
+        raise lost_error from None

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
-from diffclip.training.stopping import LAUNCHED_BY, STOP_SIGNALS
+from diffclip.training.stopping import LAUNCHED_BY, NOTHING_TO_SAVE, STOP_SIGNALS
 
 _SAVE_SECONDS = 300  # that processes have to save after a signal to stop
 
@@ -155,20 +155,19 @@ def _first_failure(folder: Path, failures: list[Any], hardware: Hardware) -> Dif
     """Return the error of the process that failed first: from the lines that processes left below `folder`, and torch's
     `failures`. A process that lost contact, or that torch ended (SIGTERM), has failed because of another one."""
     files = sorted(folder.rglob("error.json"), key=lambda file: file.stat().st_mtime_ns)
-    words = sorted(
-        (json.loads(file.read_text("utf-8")) for file in files), key=lambda word: bool(word["lost"])
-    )
+    words = [json.loads(file.read_text("utf-8")) for file in files]
     silent = [x for x in failures if "line" not in x.error_file_data and x.exitcode != -signal.SIGTERM]
-    if words and not (words[0]["lost"] and silent):
-        line, code = words[0]["line"], words[0]["code"]
-    elif silent:
+    first = next((word for word in words if not word["lost"]), None)
+    if first is None and silent:
         rank, code = silent[0].local_rank, silent[0].exitcode
         ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        line = f"process {rank} of {hardware.devices} {ending}: go on with --resume"
-    else:
-        return StoppedError("asked to stop outside of the steps: run the command again with --resume")
-    error = DiffCLIPError(line)
-    error.exit_code = max(1, code)
+        first = {"line": f"process {rank} of {hardware.devices} {ending}: go on with --resume", "code": code}
+    elif first is None and words:
+        first = words[0]
+    if first is None:
+        return StoppedError(NOTHING_TO_SAVE)
+    error = DiffCLIPError(first["line"])
+    error.exit_code = max(1, first["code"])
     return error
 
 

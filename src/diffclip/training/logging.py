@@ -1,5 +1,8 @@
-"""The log of a run: the records in `metrics.jsonl` and `validation.jsonl`, other loggers (loggers.py), and progress on
-stderr."""
+"""The log of a run: records in `metrics.jsonl` and `validation.jsonl`, progress on stderr, and other loggers.
+
+Other loggers are TensorBoard, Weights & Biases, and those that plugins register. A logger has `log_metrics(numbers,
+step)` and `finalize(status)`, as Lightning's have.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,67 @@ import json
 import resource
 import sys
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from diffclip.errors import DiffCLIPError, InputError, StoppedError
+from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown_name
 from diffclip.files import check_writable, explain_disk_errors, write_text
 from diffclip.training.losses import ACCURACY
-from diffclip.training.run_folder import FINISHED, METRICS_FILE, VALIDATION_FILE, read_lines, record_end
+from diffclip.training.recipe import Recipe, Wandb
+from diffclip.training.run_folder import (
+    FINISHED,
+    METRICS_FILE,
+    TENSORBOARD_FOLDER,
+    VALIDATION_FILE,
+    read_lines,
+    record_end,
+)
 
-# seconds between progress lines without a terminal
-_LINE_EVERY = 15.0
+Maker = Callable[[Path, Mapping[str, Any]], Any]
+_REGISTERED: dict[str, Maker] = {}
+_LINE_EVERY = 15.0  # seconds between progress lines without a terminal
+_RATE_STEPS = 50  # steps that the rate is measured over
+
+
+def register_logger(name: str) -> Callable[[Maker], Maker]:
+    """Register a function that makes a logger from a run's folder and configuration, for `loggers: [NAME]` in a recipe.
+
+    Example:
+        @register_logger("mlflow")
+        def mlflow(run, config):
+            return MLFlowLogger(run_name=run.name)  # of lightning.pytorch.loggers
+    """
+
+    def register(make: Maker) -> Maker:
+        _REGISTERED[name] = make
+        return make
+
+    return register
+
+
+def check_loggers(names: Iterable[str]) -> None:
+    """Raise `InputError` if no plugin has registered one of the loggers `names`."""
+    for name in names:
+        if name not in _REGISTERED:
+            raise unknown_name("logger", name, _REGISTERED)
+
+
+def logger_makers(
+    recipe: Recipe, run: Path, done: int, config: Mapping[str, Any]
+) -> dict[str, Callable[[], Any]]:
+    """Return the functions that make the loggers of a run, which goes on after step `done`, by name."""
+    makers: dict[str, Callable[[], Any]] = {"TensorBoard": partial(_TensorBoard, run, done)}
+    if recipe.wandb is not None:
+        makers["Weights & Biases"] = partial(_wandb_logger, run, recipe.wandb, done, config)
+    return makers | {name: partial(_REGISTERED[name], run, config) for name in recipe.loggers}
 
 
 class RunLogger:
@@ -30,9 +78,9 @@ class RunLogger:
 
     Each record of a step gets `time` (unix seconds) and `seconds_left` (None before there is a rate). If a run is
     resumed after step `done` of `steps`, its records of later steps are removed, so that each step appears once.
-    `about.json` gets the end of this start. `loggers` maps names to functions that make loggers of Lightning's; if one
-    cannot be made or used, one line says so and the run goes on without it. A `metrics.jsonl` that cannot be written
-    raises `InputError`.
+    `about.json` gets the end of this start. `loggers` maps names to functions that make loggers; if one cannot be made
+    or used, one line says so and the run goes on without it. A `metrics.jsonl` that cannot be written raises
+    `InputError`.
     """
 
     def __init__(
@@ -47,7 +95,8 @@ class RunLogger:
         from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
         self._run, self._label, self._steps, self.reached = run, label, steps, done
-        self._ended: LastSteps = deque(maxlen=51)
+        # number, samples so far and end time of the last steps
+        self._ended: deque[tuple[int, float, float]] = deque(maxlen=_RATE_STEPS + 1)
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
             drop_records_after(run / name, done)
@@ -73,22 +122,17 @@ class RunLogger:
         for name in list(self._loggers):
             with self._dropping(name):
                 self._loggers[name].finalize("failed" if error else "success")
-        try:
-            with explain_disk_errors(self._run):
-                record_end(
-                    self._run, format_error(error) if error else FINISHED, self.reached, _peak_memory()
-                )
-        except (OSError, InputError):
-            if error is None:  # the run's own error must not be hidden by one of a full disk
-                raise
+        # the run's own error must not be hidden by one of a full disk
+        with suppress(*[OSError, InputError] if error else []), explain_disk_errors(self._run):
+            how = format_error(error) if error else FINISHED
+            record_end(self._run, how, self.reached, _peak_memory())
 
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
         step = self.reached = record["step"]
-        self._ended.append((step, record["samples"], time.monotonic()))
-        rate, left = pace(self._ended, self._steps)
-        times = {"time": round(time.time(), 3), "seconds_left": None if left is None else round(left, 1)}
-        self._log(METRICS_FILE, record | times, _numbers(record | times, "train", ("step", "time")))
+        rate, left = self._pace(step, record["samples"])
+        record = record | {"time": round(time.time(), 3), "seconds_left": left and round(left, 1)}
+        self._log(METRICS_FILE, record, _numbers(record, "train", ("step", "time")))
 
         accuracy = next(value for key, value in record.items() if key in ACCURACY.values())
         progress = (
@@ -116,6 +160,16 @@ class RunLogger:
             soft_wrap=True,
         )
 
+    def _pace(self, step: int, samples: int) -> tuple[float | None, float | None]:
+        """Return samples per second, pauses between steps included, and the seconds that the run still takes; both are
+        None at the first record of this start."""
+        self._ended.append((step, samples, time.monotonic()))
+        first, first_samples, start = self._ended[0]
+        seconds = self._ended[-1][2] - start
+        if first == step or not seconds:
+            return None, None
+        return (samples - first_samples) / seconds, (self._steps - step) * seconds / (step - first)
+
     def _log(self, name: str, record: Mapping[str, Any], numbers: dict[str, float]) -> None:
         """Write `record` to the file `name`, and its `numbers` to the other loggers."""
         with explain_disk_errors(self._run / name), (self._run / name).open("a", encoding="utf-8") as file:
@@ -137,17 +191,66 @@ class RunLogger:
             print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
 
 
+class _TensorBoard:
+    """A logger that writes a file for TensorBoard. Lightning's writes in a thread, whose error on a full disk is a
+    traceback that nothing can catch."""
+
+    def __init__(self, run: Path, done: int) -> None:
+        require_group("train", "tensorboard")
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder = run / TENSORBOARD_FOLDER
+        folder.mkdir(exist_ok=True)
+        file = (folder / f"events.out.tfevents.{time.time_ns()}").open("wb", buffering=0)
+        self._writer, self._event = RecordWriter(file), Event
+        self._write(file_version="brain.Event:2")
+        # TensorBoard drops what an earlier start wrote about later steps
+        self._write(step=done + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def log_metrics(self, numbers: Mapping[str, float], step: int) -> None:
+        """Write the numbers of a step."""
+        values = [{"tag": name, "simple_value": value} for name, value in numbers.items()]
+        self._write(step=step, summary={"value": values})
+
+    def finalize(self, status: str) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _wandb_logger(run: Path, settings: Wandb, done: int, config: Mapping[str, Any]) -> Any:
+    """Make a logger for Weights & Biases. The folder keeps the id, so that a resumed run continues the same log."""
+    require_group("wandb", "wandb")
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
+    class Logger(WandbLogger):  # type: ignore[misc]
+        def finalize(self, status: str) -> None:
+            super().finalize(status)
+            self.experiment.finish(exit_code=int(status != "success"))
+
+    file = run / "wandb" / "id"
+    if not done or not file.is_file():
+        write_text(file, uuid.uuid4().hex[:16])
+    logger = Logger(
+        settings.name or run.resolve().name,
+        run,
+        id=file.read_text(encoding="utf-8"),
+        **settings.model_dump(exclude={"name"}),
+        resume="allow",
+        settings=wandb.Settings(console="off", silent=True, save_code=False, x_disable_meta=True),
+    )
+    logger.log_hyperparams(dict(config))
+    return logger
+
+
 def _peak_memory() -> int:
     """Return the peak memory of this process in bytes: on its GPU if it uses one."""
     unit = 1 if sys.platform == "darwin" else 1024  # `ru_maxrss` is in bytes on macOS, else in KiB
-    resident = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return torch.cuda.max_memory_allocated() or resident
-
-
-def format_error(error: BaseException) -> str:
-    """Describe `error` in one line, with its type unless it is a `DiffCLIPError`."""
-    kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
-    return " ".join(f"{kind}{error}".split()).removesuffix(":")
+    return torch.cuda.max_memory_allocated() or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _numbers(record: Mapping[str, Any], prefix: str, left_out: Iterable[str]) -> dict[str, float]:
@@ -166,6 +269,12 @@ def _numbers(record: Mapping[str, Any], prefix: str, left_out: Iterable[str]) ->
     return numbers | layers
 
 
+def format_error(error: BaseException) -> str:
+    """Describe `error` in one line, with its type unless it is a `DiffCLIPError`."""
+    kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split()).removesuffix(":")
+
+
 def drop_records_after(file: Path, step: int) -> None:
     """Remove the records after `step` from `file`, and a line that was cut off."""
     if file.is_file():
@@ -173,27 +282,13 @@ def drop_records_after(file: Path, step: int) -> None:
         write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-LastSteps = deque[tuple[int, float, float]]
-"""The last steps as (number, samples so far in the whole run, end time). `deque(maxlen=51)` spans 50 steps."""
-
-
-def pace(ended: LastSteps, steps: int) -> tuple[float | None, float | None]:
-    """Return samples per second over all processes, and the seconds that a run of `steps` steps still takes. Pauses
-    between steps count. Both are None until this start has made two steps."""
-    (first, first_samples, start), (last, samples, now) = ended[0], ended[-1]
-    if first == last or now == start:
-        return None, None
-    return (samples - first_samples) / (now - start), (steps - last) * (now - start) / (last - first)
-
-
 def duration(seconds: float) -> str:
     """Format seconds as "45 s", "12 min", "3 h 05 min" or "2 d 04 h"."""
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
     if seconds < 99.5:
         return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
-    hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24:02d} h"

@@ -28,7 +28,6 @@ from diffclip.training.distributed import (
     clip_gradients,
     gather,
     mean_over_processes,
-    raised_by_all,
 )
 from diffclip.training.losses import ACCURACY, accuracy_of, collect_logits, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, is_share, learning_rate
@@ -40,23 +39,6 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
     from diffclip.training.logging import RunLogger
     from diffclip.training.validation import Validation
-
-
-@dataclass
-class _Timer:
-    """The time since the last record, without checkpoints and validations: its start, the seconds that were spent
-    waiting for data, and the samples."""
-
-    started: float = field(default_factory=time.perf_counter)
-    waited: float = 0.0
-    samples: int = 0
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave out the time of a block."""
-        before = time.perf_counter()
-        yield
-        self.started += time.perf_counter() - before
 
 
 @dataclass
@@ -83,7 +65,10 @@ class Trainer:
     skipped: dict[Fault, None] = field(default_factory=dict)
     # loss and gradient norm of the steps that have not been read from the device
     _unread: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    _timer: _Timer = field(default_factory=_Timer)
+    # since the last record: its time (later by the pauses), the seconds of waiting for data, and the samples
+    _started: float = 0.0
+    _waited: float = 0.0
+    _samples: int = 0
 
     @property
     def steps(self) -> int:
@@ -92,7 +77,7 @@ class Trainer:
 
     def train(self) -> None:
         """Make the remaining epochs."""
-        self._timer = _Timer()
+        self._started = time.perf_counter()
         for epoch in range(self.progress.epoch, self.recipe.epochs):
             self.train_epoch(epoch)
             self.finish_epoch()
@@ -113,7 +98,7 @@ class Trainer:
         model.train()
         batches = agreed_batches(fabric, self.loader.epoch(epoch, start_batch=progress.batch), self.stop)
         for batch, waited, asked_to_stop in batches:
-            self._timer.waited += waited
+            self._waited += waited
             self.skipped |= dict.fromkeys(batch.faults)
             if asked_to_stop:
                 self._save_and_stop()
@@ -143,7 +128,7 @@ class Trainer:
                 model.logit_scale.clamp_(0, MAX_LOGIT_SCALE)
 
             progress.step, progress.samples = step, progress.samples + len(batch) * world
-            self._timer.samples += len(batch) * world
+            self._samples += len(batch) * world
             self._unread.append((loss, norm))
             if self.logger:
                 self.logger.reached = step
@@ -153,8 +138,9 @@ class Trainer:
                 self.save()
         if whole_epoch and progress.samples == samples_before:
             scope, first = "of one process " if world > 1 else "", self.all_skipped()[0]
-            line = f"every sample {scope}in {self.loader.pairs.tars} is broken (first: {first}): replace the shards"
-            raise raised_by_all(fabric, InputError(line))
+            raise InputError(
+                f"every sample {scope}in {self.loader.pairs.tars} is broken (first: {first}): replace the shards"
+            )
 
     def finish_epoch(self) -> None:
         """Validate the model and save a checkpoint, if the recipe says so."""
@@ -169,7 +155,7 @@ class Trainer:
 
     def save(self, best: bool = False) -> Path:
         """Write a checkpoint, unless a step or a weight is not finite."""
-        with self._timer.paused():
+        with self._paused():
             weights: list[Any] = list(self.model.parameters())
             own = [weight.to_local() if is_share(weight) else weight for weight in weights]
             finite = torch.stack([weight.detach().isfinite().all() for weight in own]).all()
@@ -195,10 +181,7 @@ class Trainer:
             [accuracy, scale, *lambdas.values()]
         )
         [mean_accuracy] = mean_over_processes(self.fabric, [own_accuracy])
-        timer, self._timer = self._timer, _Timer()
-        if self.logger is None:
-            return
-        seconds, values = time.perf_counter() - timer.started, iter(layers)
+        seconds, values = time.perf_counter() - self._started, iter(layers)
         record = {
             "step": self.progress.step,
             "epoch": epoch + 1,
@@ -208,11 +191,13 @@ class Trainer:
             "lr": lr,
             "logit_scale": scale_value,
             "grad_norm": norm,
-            "samples_per_second": timer.samples / seconds,
-            "data_wait": timer.waited / seconds,
+            "samples_per_second": self._samples / seconds,
+            "data_wait": self._waited / seconds,
             "lambda": {tower: [next(values) for _ in lam] for tower, lam in lambdas.items()},
         }
-        self.logger.step(record)
+        self._started, self._waited, self._samples = time.perf_counter(), 0.0, 0
+        if self.logger:
+            self.logger.step(record)
 
     def _read_steps(self, more: Sequence[Tensor]) -> list[float]:
         """Wait for the device and read, at once, what the steps since the last call left there, and `more`.
@@ -234,6 +219,13 @@ class Trainer:
                 self._give_up(step, f"the loss is {loss}, the gradient's norm {norm}{read}")
         return [*(losses[-1:] or [math.nan]), *(norms[-1:] or [math.nan]), *numbers[2 * len(steps) :]]
 
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Leave the time of a block out of the rate."""
+        before = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - before
+
     def _is_due(self) -> bool:
         """True if the recipe wants a checkpoint after this step."""
         every = self.recipe.checkpoint_every
@@ -246,7 +238,7 @@ class Trainer:
         progress = self.progress
         self._read_steps([])
         try:
-            with self._timer.paused():
+            with self._paused():
                 result = self.scorer()
         except NotFiniteError:
             self._give_up(progress.step, "embeddings of the validation split are not finite")
@@ -264,9 +256,10 @@ class Trainer:
 
     def _save_and_stop(self) -> NoReturn:
         step, folder = self.progress.step, self.save()
-        line = f"{self.run}: asked to stop at step {step}, saved in {folder}: go on with --resume"
-        raise raised_by_all(self.fabric, StoppedError(line))
+        raise StoppedError(
+            f"{self.run}: asked to stop at step {step}, saved in {folder}: go on with --resume"
+        )
 
     def _give_up(self, step: int, reason: str) -> NoReturn:
         way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"
-        raise raised_by_all(self.fabric, DivergedError(f"step {step}: {reason}: {way_out}", step))
+        raise DivergedError(f"step {step}: {reason}: {way_out}", step)

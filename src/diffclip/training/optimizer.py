@@ -1,10 +1,6 @@
-"""AdamW with the paper's groups, its schedule (linear warm-up, then cosine), and its state on disk.
+"""AdamW with the paper's groups, its schedule (linear warm-up, then cosine), and its state as whole tensors.
 
 Source: SLIP's training code (github.com/facebookresearch/SLIP, main.py and utils.py), which the paper trains with.
-
-The state is in one safetensors file per process that holds a share of it. A tensor that is sharded over processes
-(FSDP2) is cut along its first dimension. The shards of all files in order make the whole tensor, which can be cut again
-for any number of processes.
 """
 
 from __future__ import annotations
@@ -12,16 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sized
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from diffclip.errors import InputError
 from diffclip.training.recipe import Recipe
-from diffclip.weights import save_tensors
 
 # ln 100, the bound that CLIP and SLIP put on the logit scale
 MAX_LOGIT_SCALE = math.log(100)
@@ -109,52 +102,32 @@ def learning_rate(step: int, steps: int, warmup_steps: int, recipe: Recipe) -> f
     return recipe.lr_end + (recipe.lr - recipe.lr_end) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def save_optimizer(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, world: int
-) -> None:
-    """Write this process's share of the optimizer's state; without sharding, the first process writes all."""
-    shares = world if any(is_share(parameter) for parameter in model.parameters()) else 1
-    if rank >= shares:
-        return
-    tensors = {
-        f"{name}:{key}": (value.to_local() if is_share(value) else value).detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if rank == 0 or is_share(value)
-    }
-    sharded = " ".join(name for name, parameter in model.named_parameters() if is_share(parameter))
-    save_tensors(tensors, folder / f"optimizer-{rank:05d}-of-{shares:05d}.safetensors", {"sharded": sharded})
+def optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, is_writer: bool
+) -> dict[str, Tensor]:
+    """Return the optimizer's state as whole tensors by "PARAMETER:KEY" for the process that writes it. All processes
+    call this, since sharded tensors are gathered."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            whole = value.full_tensor() if is_share(value) else value
+            if is_writer:
+                tensors[f"{name}:{key}"] = whole.detach().cpu().contiguous()
+    return tensors
 
 
-def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load the state in `folder` into `optimizer`, sharded again for the current processes."""
-    files: list[Any] = [safe_open(file, "pt") for file in sorted(folder.glob("optimizer-*.safetensors"))]
-    entries = [set(file.keys()) for file in files]
-    sharded = set((files[0].metadata() or {}).get("sharded", "").split())
-    parameters = dict(model.named_parameters())
-    states: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
-    for entry in sorted(entries[0]):
-        name, _, key = entry.rpartition(":")
-        pieces = [file.get_tensor(entry) for file, keys in zip(files, entries, strict=True) if entry in keys]
-        whole = torch.cat(pieces) if name in sharded and pieces[0].ndim else pieces[0]
-        states[name][key] = _shard_like(whole, parameters[name])
-    if any(states.values()):  # none before the first step
-        for name, state in states.items():
-            if state:  # frozen parameters have none
-                optimizer.state[parameters[name]] = state
-
-
-def _shard_like(tensor: Tensor, parameter: Any) -> Tensor:
-    """Move `tensor` to the parameter's device and shard it like the parameter; a count of steps stays whole."""
-    if not is_share(parameter) or not tensor.ndim:
-        return tensor.to(parameter.device, copy=True)  # not a view of the file, which will be removed
+def load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load the state that `optimizer_tensors` returned, sharded as the parameters are now."""
     from torch.distributed.tensor import distribute_tensor
 
-    mesh: Any = parameter.device_mesh
-    sharded: Tensor = distribute_tensor(
-        tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None
-    )
-    return sharded
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    for entry, tensor in tensors.items():
+        name, _, key = entry.rpartition(":")
+        parameter = parameters[name]
+        value = tensor.to(parameter.device, copy=True)  # not a view of the file, which will be removed
+        if is_share(parameter) and value.ndim:  # a count of steps stays whole
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        optimizer.state[parameter][key] = value
 
 
 def is_share(value: object) -> bool:

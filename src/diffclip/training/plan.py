@@ -106,37 +106,45 @@ def plan_run(
     if recipe.precision == "auto":
         precision = "bf16" if gpu else native_precision("auto", device.type)
         recipe = recipe.model_copy(update={"precision": precision})
-    sharded, share = world > 1 and strategy == "fsdp", recipe.batch_size // world
+    sharded, share, config = world > 1 and strategy == "fsdp", recipe.batch_size // world, recipe.config()
     pass_size = min(recipe.micro_batch or share, share)
-    config = recipe.config()
-    counts = _count(
-        config.model_dump_json(),
-        recipe.attention_backend,
-        recipe.grad_checkpointing,
-        recipe.precision,
-        tuple(recipe.freeze),
+    model = (config.model_dump_json(), recipe.attention_backend, recipe.grad_checkpointing)
+    counts = _count(*model, recipe.precision, tuple(recipe.freeze))
+    forward = counts.vision + counts.text
+    flops = _with_total(
+        {
+            "vision tower, forward": counts.vision,
+            "text tower, forward": counts.text,
+            "backward": counts.backward,
+            # GradCache computes the features of all parts before the parts
+            "features first, for batches in parts": forward if pass_size < share else 0,
+            # logits in both directions, and both gradients of each product
+            "loss": 3 * 2 * 2 * config.embed_dim * recipe.batch_size,
+        }
     )
-    flops = _flops(recipe, counts, in_parts=pass_size < share)
-    if gpu is None:
-        # the processes of a CPU share it, those of GPUs have one each
-        rate = measure_rate(recipe, device, share) * (world if device.type == "cuda" else 1)
-        tflops, utilization, room = None, None, float(_memory_here(device))
-    else:
+    name, tflops, utilization = gpu, None, None
+    if gpu is not None:
         tflops, room = getattr(GPUS[gpu], recipe.precision), GPUS[gpu].memory_gib * GIB
         utilization = UTILIZATION * min(1, config.vision.width / _FULL_WIDTH)
         rate = tflops * 1e12 * utilization * world / flops["total"]
+    elif device.type == "cuda":
+        name, room = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+        rate = measure_rate(recipe, device, share) * world
+    else:  # the processes of a CPU share it
+        name, room = cpu_name(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        rate = measure_rate(recipe, device, share)
     steps = steps_per_epoch * recipe.epochs if steps_per_epoch else None
 
-    memory = _memory(recipe, counts, world, sharded, pass_size, device)
-    fits, advice = memory["total"] <= room, None
-    if not fits:
+    def memory_of(pass_size: int) -> dict[str, int]:
+        return _memory(recipe, counts, world, sharded, pass_size, device)
+
+    memory, advice = memory_of(pass_size), None
+    if memory["total"] > room:
         sizes = dict.fromkeys(-(-share // passes) for passes in range(1, share + 1))
-        fitting = (n for n in sizes if _memory(recipe, counts, world, sharded, n, device)["total"] <= room)
-        largest = next(fitting, None)
+        largest = next((size for size in sizes if memory_of(size)["total"] <= room), None)
+        way_out = "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size, or more or larger GPUs"
         advice = f"does not fit into {room / GIB:.0f} GiB: " + (
-            f"micro_batch={largest} does"
-            if largest
-            else "try grad_checkpointing=true, --strategy fsdp, a smaller batch_size, or more or larger GPUs"
+            f"micro_batch={largest} does" if largest else way_out
         )
     return {
         "model": name_of(config),
@@ -153,22 +161,15 @@ def plan_run(
         "steps_per_epoch": steps_per_epoch,
         "steps": steps,
         "gpu": gpu,
-        "device": gpu or (torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()),
+        "device": name,
         "room": room,
         "utilization": utilization,
         "tflops": tflops,
-        "fits": fits,
+        "fits": advice is None,
         "advice": advice,
         "samples_per_second": rate,
         "hours": steps * recipe.batch_size / rate / 3600 if steps else None,
     }
-
-
-def _memory_here(device: torch.device) -> int:
-    """Return the bytes of this GPU's memory, or of this machine's."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _with_total(parts: dict[str, int]) -> dict[str, int]:
@@ -176,8 +177,8 @@ def _with_total(parts: dict[str, int]) -> dict[str, int]:
 
 
 class _Counts(NamedTuple):
-    """Parameters by part, those that are trained, of the largest block, and outside the blocks (`rest`); operations per
-    sample of each tower and of the backward pass; bytes of a forward and backward pass, constant and per sample."""
+    """The counts of a model: parameters by part, trained, of the largest block, outside of blocks (`rest`); operations
+    per sample; bytes of a forward and backward pass, constant and per sample."""
 
     parameters: dict[str, int]
     trained: int
@@ -194,12 +195,10 @@ class _Counts(NamedTuple):
 def _count(
     config_json: str, backend: str, grad_checkpointing: bool, precision: str, frozen: tuple[str, ...]
 ) -> _Counts:
-    """Count a model without weights; `grad_checkpointing` recomputes blocks in the backward pass."""
-    config = CLIPConfig.model_validate_json(config_json)
-    samples = 2  # not 1, as some operations treat that size as a special case
+    config, samples = CLIPConfig.model_validate_json(config_json), 2
     # "eager", so that every entry of every map counts
     with model_without_weights(config, "eager", grad_checkpointing, frozen) as model:
-        images, tokens = make_batch(config, samples)
+        images, tokens = make_batch(config, samples)  # not one sample, which some operations treat apart
         with FlopCounterMode(display=False) as vision:
             features = model.encode_image(images).sum()
         with FlopCounterMode(display=False) as text:
@@ -226,23 +225,6 @@ def _count(
     return _Counts(parts, trained, max(blocks), rest, flops[0], flops[1], flops[2], constant, per_sample)
 
 
-def _flops(recipe: Recipe, counts: _Counts, in_parts: bool) -> dict[str, int]:
-    """Count the operations per sample of the matrix products in training (a multiplication and an addition are two).
-
-    With `in_parts`, a process computes its share of the batch in several passes, after a pass for features (GradCache).
-    """
-    forward = counts.vision + counts.text
-    parts = {
-        "vision tower, forward": counts.vision,
-        "text tower, forward": counts.text,
-        "backward": counts.backward,
-        "features first, for batches in parts": forward if in_parts else 0,
-        # logits in both directions, and both gradients of each product
-        "loss": 3 * 2 * 2 * recipe.config().embed_dim * recipe.batch_size,
-    }
-    return _with_total(parts)
-
-
 def _memory(
     recipe: Recipe, counts: _Counts, world: int, sharded: bool, pass_size: int, device: torch.device
 ) -> dict[str, int]:
@@ -255,7 +237,6 @@ def _memory(
     config, share = recipe.config(), recipe.batch_size // world
     whole, trained = sum(counts.parameters.values()), counts.trained
     local, local_trained = (-(-n // world) if sharded else n for n in (whole, trained))
-    in_parts = pass_size < share
     gathered = (2 if recipe.loss == "clip" else 1) * share * world if world > 1 else 0
     image, text = 3 * config.vision.image_size**2, config.text.context_length
     transient = {
@@ -269,13 +250,11 @@ def _memory(
     }
     persistent = {
         "weights": _FLOAT * local,
-        "gradients": _FLOAT * (trained if in_parts else local_trained),
+        "gradients": _FLOAT * (trained if pass_size < share else local_trained),
         "optimizer": 2 * _FLOAT * local_trained,
+        "CUDA and libraries": _CONTEXT if device.type == "cuda" else 0,
     }
-    transient = {part: int(_SLACK * size) for part, size in transient.items()}
-    if device.type == "cuda":
-        persistent |= {"CUDA and libraries": _CONTEXT}
-    return _with_total(persistent | transient)
+    return _with_total(persistent | {part: int(_SLACK * size) for part, size in transient.items()})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,7 +32,6 @@ from diffclip.training.checkpoint import (
     choose_checkpoint,
     read_state,
     restore_checkpoint,
-    try_folder,
 )
 from diffclip.training.distributed import (
     SLOW_BF16,
@@ -42,12 +41,10 @@ from diffclip.training.distributed import (
     is_slow,
     make_fabric,
     native_precision,
-    raised_by_all,
     shared_errors,
 )
 from diffclip.training.launch import Hardware
-from diffclip.training.loggers import check_loggers, logger_makers
-from diffclip.training.logging import RunLogger
+from diffclip.training.logging import RunLogger, check_loggers, logger_makers
 from diffclip.training.loop import Trainer
 from diffclip.training.optimizer import freeze, make_optimizer
 from diffclip.training.recipe import DataRecipe, Recipe, read_recipe
@@ -61,13 +58,6 @@ from diffclip.training.run_folder import (
 from diffclip.training.stopping import StopRequest
 from diffclip.training.validation import validate
 from diffclip.weights import check_fit, check_same, load_weights
-
-
-class Datasets(NamedTuple):
-    """Datasets in place of the recipe's shards; None: the recipe's."""
-
-    train: Any = None
-    val: Any = None
 
 
 @dataclass
@@ -106,58 +96,61 @@ def train(
     """
     require_group("train", "lightning")
     recipe, run = recipe if isinstance(recipe, Recipe) else read_recipe(recipe), Path(run)
-    datasets = Datasets(data, val)
     if data is not None:
         named = {"train": str(DatasetPairs(data)), "val": None, "val_range": None}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=named)})
     check_loggers(recipe.loggers)
     hardware = (hardware or Hardware()).resolved()
-    precision = recipe.precision
-    if precision == "auto" and resume and (run / RECIPE_FILE).is_file():
-        precision = read_recipe(run / RECIPE_FILE).precision  # as resolved when the run started
+    # precision and backend stay as they were when the run started: other ones would break exact resume
+    stored = read_recipe(run / RECIPE_FILE) if resume and (run / RECIPE_FILE).is_file() else recipe
+    precision = stored.precision if recipe.precision == "auto" else recipe.precision
     recipe = recipe.model_copy(update={"precision": native_precision(precision, hardware.accelerator)})
     fabric: Any = make_fabric(hardware, recipe.precision, recipe.process_timeout)
     with StopRequest(run) as stop, ExitStack() as resources:
         fabric.launch()
-        first = fabric.global_rank == 0
-        if first and is_slow(recipe.precision, hardware.accelerator):
+        is_first, reason = fabric.global_rank == 0, ""
+        if is_first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
-        if first and diffclip.THREADS_SPIN and hardware.accelerator == "cpu":
+        if is_first and diffclip.THREADS_SPIN and hardware.accelerator == "cpu":
             _say(
                 "torch was imported before diffclip, so its threads spin while they wait, which can make steps several "
                 "times slower: import diffclip first, or set OMP_WAIT_POLICY=PASSIVE"
             )
-        reason = ""
         if recipe.attention_backend == "auto":
-            # another backend adds in another order, which would break exact resume
-            name, reason = _resolve_backend(recipe, run, resume, fabric) if first else ("", "")
-            recipe = recipe.model_copy(update={"attention_backend": gather(fabric, name)[0]})
+            backend: str = stored.attention_backend
+            if backend == "auto":
+                backend, reason = gather(fabric, _resolve_backend(recipe, fabric) if is_first else ("", ""))[
+                    0
+                ]
+            recipe = recipe.model_copy(update={"attention_backend": backend})
         resources.enter_context(explain_lost_processes(fabric))
         with shared_errors(fabric):
-            found = _find_checkpoint(recipe, run, resume, resources) if first else None
+            found = _find_checkpoint(recipe, run, resume, resources) if is_first else None
         checkpoint = gather(fabric, found)[0]
         progress = read_state(checkpoint) if checkpoint is not None else RunProgress()
         if progress.epoch >= recipe.epochs:
-            if first:
+            if is_first:
                 _say(
                     f"{checkpoint}: the run is finished after step {progress.step}; epochs=N extends it to N epochs"
                 )
             return Outcome(progress, rank=fabric.global_rank)
-        trainer = _prepare(fabric, recipe, run, checkpoint, progress, stop, resources, datasets)
-        if reason:
+        trainer = _prepare(fabric, recipe, run, checkpoint, progress, stop, resources, data, val)
+        if reason and is_first:
             _say(f"{run}: attention backend {recipe.attention_backend}, {reason}")
         hosts = gather(fabric, platform.node())
         with shared_errors(fabric):
-            trainer.logger = _open_logger(trainer, hardware, hosts) if first else None
+            trainer.logger = _open_logger(trainer, hardware, hosts) if is_first else None
         with trainer.logger or nullcontext():
             stop.saves = True
             try:
                 trainer.train()
             except torch.OutOfMemoryError as error:
-                raise DiffCLIPError(
+                full = DiffCLIPError(
                     f"{run}: the GPU's memory is too small: go on with --resume and micro_batch=N or "
                     "grad_checkpointing=true; --dry-run tells what fits"
-                ) from error
+                )
+                full.alone = True
+                raise full from error
         return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
 
@@ -239,12 +232,8 @@ def load_initial_weights(model: CLIP, source: str) -> None:
         model.set_vision_norm_eps(saved.config.vision.norm_eps)
 
 
-def _resolve_backend(recipe: Recipe, run: Path, resume: bool, fabric: Any) -> tuple[str, str]:
-    """Return the attention backend of a run: as when it started, or what "auto" stands for here, with the reason."""
-    if resume and (run / RECIPE_FILE).is_file():
-        stored: str = read_recipe(run / RECIPE_FILE).attention_backend
-        if stored != "auto":
-            return stored, ""
+def _resolve_backend(recipe: Recipe, fabric: Any) -> tuple[str, str]:
+    """Return the attention backend that "auto" stands for here, with the reason."""
     vision = recipe.config().vision
     batch = recipe.micro_batch or recipe.batch_size // fabric.world_size
     tokens = (vision.image_size // vision.patch_size) ** 2 + 1 + vision.registers
@@ -270,7 +259,8 @@ def _prepare(
     progress: RunProgress,
     stop: StopRequest,
     resources: ExitStack,
-    datasets: Datasets,
+    data: Any,
+    val: Any,
 ) -> Trainer:
     """Open the data, make the model and the optimizer, and claim the run's folder; `resources` closes loader and lock.
 
@@ -280,10 +270,10 @@ def _prepare(
     for first_of_node in (True, False):  # the first process of a node copies remote shards for the others
         with shared_errors(fabric):
             if (fabric.local_rank == 0) == first_of_node:
-                loader = open_training_data(recipe, rank, world, fabric.device.type == "cuda", datasets.train)
-                validation = open_validation_data(recipe)
-                if datasets.val is not None:
-                    validation = dataset_set(datasets.val, "val", "validation")
+                loader = open_training_data(recipe, rank, world, fabric.device.type == "cuda", data)
+                validation = (
+                    open_validation_data(recipe) if val is None else dataset_set(val, "val", "validation")
+                )
     resources.enter_context(closing(loader))
     tokenizer = Tokenizer(recipe.config().text)
     tokenizer("a text, to see that the vocabulary fits")
@@ -321,29 +311,27 @@ def _prepare(
 def _claim(recipe: Recipe, run: Path, is_new: bool, resources: ExitStack) -> None:
     """Write the recipe into the folder of `run`; a new run makes and locks the folder first."""
     if is_new:
-        with explain_disk_errors(run):
-            run.mkdir(parents=True, exist_ok=True)
         resources.enter_context(lock_folder(run))
         if is_started(run):
             raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
-    try_folder(run)
+    with explain_disk_errors(run):
+        (run / "checkpoints").mkdir(exist_ok=True)
     write_text(run / RECIPE_FILE, recipe.to_yaml())
 
 
 def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
     """Raise `InputError` if the order of samples (shards, weights, window) differs between processes or from the
     checkpoint's; else note the order and the number of processes in `progress`."""
-    order, before, world = loader.pairs.tars.order_identity, progress.processes, fabric.world_size
+    tars, before, world = loader.pairs.tars, progress.processes, fabric.world_size
+    order = tars.order_identity
     if len(set(gather(fabric, order))) > 1:
-        line = "the processes do not see the same shards: give every node the same data"
-        raise raised_by_all(fabric, InputError(line))
+        raise InputError("the processes do not see the same shards: give every node the same data")
     if progress.order not in (None, order):
-        line = (
+        raise InputError(
             f"{run}: the shards are not those that its checkpoint saw (files or samples came or went): "
             f"bring them back, or start a new run with weights={run}/checkpoints/last"
         )
-        raise raised_by_all(fabric, InputError(line))
-    if progress.batch and before != world and loader.pairs.tars.window is not None and not fabric.global_rank:
+    if progress.batch and before != world and tars.window is not None and not fabric.global_rank:
         _say(
             f"{run}: with data.window the order depends on the number of processes, {before} before and {world} now: "
             "this epoch shows some samples twice and leaves others out"
@@ -383,7 +371,7 @@ def _open_logger(trainer: Trainer, hardware: Hardware, hosts: list[str]) -> RunL
     add_start(run, about)
     # without credentials, because Weights & Biases shows it to others
     config = hide_credentials(recipe.model_dump(mode="json")) | {"about": about}
-    loggers = logger_makers(run, done, recipe.wandb, recipe.loggers, config)
+    loggers = logger_makers(recipe, run, done, config)
     return RunLogger(run, f"{recipe.model} seed {recipe.seed}", steps, done, loggers)
 
 

@@ -42,14 +42,11 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
 
     `InputError` is raised for other files, a run without `resume`, a run of another recipe, and lost checkpoints.
     """
-    names = names_in(run)
-    if is_started(run):
-        if not resume:
-            raise InputError(
-                f"{run} holds a run already: add --resume to go on with it, or choose another --run"
-            )
-    elif any(
-        start.get("step") or start.get("ended", {}).get("how") == FINISHED for start in read_starts(run)
+    names, starts = names_in(run), read_starts(run)
+    if is_started(run) and not resume:
+        raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
+    if not is_started(run) and any(
+        start.get("step") or start.get("ended", {}).get("how") == FINISHED for start in starts
     ):
         raise InputError(
             f"{run} has lost its checkpoints: restore that folder, or start a run in another folder"
@@ -109,10 +106,9 @@ def record_end(run: Path, how: str, step: int, peak_memory: int) -> None:
 
     `peak_memory` is in bytes, of the process or of its GPU.
     """
-    starts = read_starts(run)
-    if starts:
-        ended = {"time": time.time(), "step": step, "how": hide_secrets(how), "peak_memory": peak_memory}
-        starts[-1]["ended"] = ended
+    if starts := read_starts(run):
+        facts = {"time": time.time(), "step": step, "how": hide_secrets(how), "peak_memory": peak_memory}
+        starts[-1]["ended"] = facts
         _write_starts(run, starts)
 
 
@@ -131,29 +127,16 @@ def _write_starts(run: Path, starts: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run, read from its folder."""
+    """One training run, read from its folder. `arm` is its name without the seed."""
 
     folder: Path
+    name: str
+    arm: str
     recipe: Row
-    rows: list[Row]  # one per step
+    rows: list[Row]  # one per record of a step
     validations: list[Row]
     starts: list[Row]  # in `about.json`, oldest first
-    write_time: float  # of the last step's row, unix seconds
-
-    @property
-    def name(self) -> str:
-        """The name of the folder."""
-        return self.folder.resolve().name
-
-    @property
-    def arm(self) -> str:
-        """The run's name without its seed."""
-        return SEED.sub("", self.name)
-
-    @property
-    def seed(self) -> int | None:
-        """The training seed."""
-        return self.recipe.get("seed")
+    write_time: float  # of the last record, unix seconds
 
     @property
     def steps(self) -> int | None:
@@ -188,12 +171,19 @@ def read_run(folder: str | Path) -> Run:
             raise InputError(
                 f"{folder} has no {name}: give the folder of a run that `diffclip train` has begun"
             )
-    recipe = read_fields(folder / RECIPE_FILE)
-    rows = read_lines(folder / METRICS_FILE)
+    rows, name = read_lines(folder / METRICS_FILE), folder.resolve().name
     if not rows:
         raise InputError(f"{folder / METRICS_FILE} has no complete step yet: wait for the first step")
-    validations, write_time = read_lines(folder / VALIDATION_FILE), (folder / METRICS_FILE).stat().st_mtime
-    return Run(folder, recipe, rows, validations, read_starts(folder), write_time)
+    return Run(
+        folder,
+        name,
+        SEED.sub("", name),
+        read_fields(folder / RECIPE_FILE),
+        rows,
+        read_lines(folder / VALIDATION_FILE),
+        read_starts(folder),
+        (folder / METRICS_FILE).stat().st_mtime,
+    )
 
 
 def read_lines(path: Path) -> list[Row]:
@@ -214,7 +204,7 @@ def read_lines(path: Path) -> list[Row]:
 def curve_of(folder: str | Path, points: int = 300) -> Row:
     """Thin the run in `folder` to `points` steps, in the form of a line of `curves.jsonl`."""
     run = read_run(folder)
-    names = {"run": run.name, "group": None, "arm": run.arm, "seed": run.seed}
+    names = {"run": run.name, "group": None, "arm": run.arm, "seed": run.recipe.get("seed")}
     return names | curve(run.rows, run.validations, points)
 
 

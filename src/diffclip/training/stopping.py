@@ -19,6 +19,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to save and stop: Ctrl-C, the usual one, and SLURM's `--signal=USR1@300`."""
 LAUNCHED_BY = "DIFFCLIP_LAUNCHED_BY"
 """The environment variable with the id of the process that started this one with `launch`."""
+NOTHING_TO_SAVE = "stopped by a signal, with nothing to save: run the command again with --resume"
 _SIGNAL_OF_DEAD_PARENT = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 
 
@@ -31,9 +32,7 @@ def exit_on_signals() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         if LAUNCHED_BY not in os.environ:  # else the launcher process prints a line
-            os.write(
-                2, b"diffclip: asked to stop outside of the steps: run the command again with --resume\n"
-            )
+            os.write(2, f"diffclip: {NOTHING_TO_SAVE}\n".encode())
         os._exit(StoppedError.exit_code)
 
     before = {number: signal.signal(number, leave) for number in STOP_SIGNALS}
@@ -77,6 +76,4 @@ class StopRequest:
         # set first: code that reads an image or a file may take the error below for damage
         self.asked = self.asked or number
         if not self.saves:
-            raise StoppedError(
-                f"{self._run}: asked to stop outside of the steps: run the command again with --resume"
-            )
+            raise StoppedError(f"{self._run}: {NOTHING_TO_SAVE}")

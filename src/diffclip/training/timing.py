@@ -48,16 +48,8 @@ def make_step(
 
     def step() -> float:
         started = time.perf_counter()
-        backward_in_parts(
-            forward,
-            criterion,
-            images,
-            tokens,
-            lengths,
-            torch.Tensor.backward,
-            recipe.micro_batch,
-            nullcontext,
-        )
+        batch, size = (images, tokens, lengths), recipe.micro_batch
+        backward_in_parts(forward, criterion, *batch, Tensor.backward, size, nullcontext)
         optimizer.step()
         optimizer.zero_grad()
         if device.type == "cuda":

@@ -6,7 +6,7 @@ A correlation near 1 means that both maps attend to the same places, so that the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.errors import Fault, InputError
+from diffclip.errors import Fault, InputError, NotFiniteError
 from diffclip.evaluation.embed import check_embeddings, embed_images, embed_texts, evaluation_mode
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.maps.attention import correlation_by_layer
@@ -73,37 +73,41 @@ def _unshard(model: CLIP, attention_backend: str) -> CLIP:
     return whole
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Share:
-    """A process's part of a validation: features on the CPU, the number of captions of each image, the first images and
-    captions, and broken images. `broken` is the error if no image of a part can be read."""
+    """What a process embedded: features, the number of captions of each image, the first images with a caption, broken
+    images, and the error if no image of its share can be read."""
 
-    images: list[Tensor]
-    texts: list[Tensor]
-    captions: list[int]
-    examples: list[tuple[Tensor, str]]
-    faults: list[Fault]
-    broken: InputError | None
+    images: list[Tensor] = field(default_factory=list)
+    texts: list[Tensor] = field(default_factory=list)
+    captions: list[int] = field(default_factory=list)
+    examples: list[tuple[Tensor, str]] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    broken: InputError | None = None
 
 
 def _embed(model: CLIP, data: EvaluationSet, tokenizer: Tokenizer, recipe: Recipe, world: int) -> _Share:
     """Embed all of `data`, in batches as large as a forward pass in training."""
     transform = EvalTransform(model.config.vision.image_size, model.config.preprocess)
     batch_size = min(recipe.micro_batch or recipe.batch_size, recipe.batch_size // world)
-    images, captions, examples, broken = list[Tensor](), list[list[str]](), list[tuple[Tensor, str]](), None
+    share, texts = _Share(), list[str]()
     with evaluation_mode(model):
         try:
             for batch in data.batches(transform, batch_size, recipe.data.workers, recipe.data.timeout):
-                images.append(embed_images(model, batch.images))
-                captions += batch.captions or []
-                pairs = zip(batch.images, batch.captions or [], strict=True)
-                examples += [(image, texts[0]) for image, texts in pairs][: _WITH_MAPS - len(examples)]
+                captions = batch.captions or []
+                share.images.append(check_embeddings(embed_images(model, batch.images), "images").cpu())
+                share.captions += map(len, captions)
+                texts += [text for group in captions for text in group]
+                pairs = zip(batch.images, (group[0] for group in captions), strict=True)
+                share.examples += list(pairs)[: _WITH_MAPS - len(share.examples)]
+        except NotFiniteError:
+            raise
         except InputError as error:  # all are broken, perhaps only here
-            broken = error
-        texts = [text for group in captions for text in group]
-        image_features = [check_embeddings(torch.cat(images), "images").cpu()] if images else []
-        text_features = [embed_texts(model, tokenizer, texts).cpu()] if texts else []
-    return _Share(image_features, text_features, list(map(len, captions)), examples, data.faults, broken)
+            share.broken = error
+        if texts:
+            share.texts.append(embed_texts(model, tokenizer, texts).cpu())
+    share.faults = data.faults
+    return share
 
 
 def _score(model: CLIP, tokenizer: Tokenizer, shares: Sequence[_Share]) -> Validation:
@@ -111,12 +115,13 @@ def _score(model: CLIP, tokenizer: Tokenizer, shares: Sequence[_Share]) -> Valid
     if not any(share.images for share in shares):
         raise next(share.broken for share in shares if share.broken)
     device = model.logit_scale.device
-    images = torch.cat([part for share in shares for part in share.images]).to(device)
-    texts = torch.cat([part for share in shares for part in share.texts]).to(device)
-    counts = torch.tensor([count for share in shares for count in share.captions])
-    recalls = retrieval_metrics(
-        *retrieval_ranks(images, texts, torch.arange(len(counts)).repeat_interleave(counts))
+    images, texts = (
+        torch.cat([part for share in shares for part in getattr(share, name)]).to(device)
+        for name in ("images", "texts")
     )
+    counts = torch.tensor([count for share in shares for count in share.captions])
+    partners = torch.arange(len(counts)).repeat_interleave(counts)
+    recalls = retrieval_metrics(*retrieval_ranks(images, texts, partners))
     examples = [example for share in shares for example in share.examples][:_WITH_MAPS]
     inputs = {
         "visual": torch.stack([image for image, _ in examples]),

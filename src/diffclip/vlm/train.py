@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from diffclip.errors import DiffCLIPError, InputError
+from diffclip.errors import InputError
 from diffclip.files import write_text
 from diffclip.training.distributed import has_bf16, native_precision
 from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, describe_change, lock_folder, names_in
@@ -56,36 +56,32 @@ def train_stage(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bf16 = native_precision(recipe.precision, device) == "bf16"
     with ExitStack() as stack, StopRequest(run) as stop:
-        try:
-            check_run(recipe, run, resume)
-            if is_finished(run):
-                if is_first:
-                    say(f"{run} is finished: its model is {run / MODEL_FOLDER}")
-                return 0
-            passes = part.passes(int(os.environ.get("WORLD_SIZE", "1")))
-            if bf16 and device == "cuda" and not has_bf16(device):
-                raise InputError("the GPU has no bfloat16: give precision=fp32")
-            model, processor = starting_model(recipe, part, stage)
-            arguments = make_arguments(
-                run,
-                per_device_train_batch_size=part.per_device_batch_size,
-                gradient_accumulation_steps=passes,
-                num_train_epochs=1,  # the order has the samples of all epochs
-                learning_rate=part.lr,
-                lr_scheduler_type="cosine",
-                warmup_steps=part.warmup_ratio,  # a value below 1 is a share of all steps
-                weight_decay=part.weight_decay,
-                bf16=bf16,
-                dataloader_num_workers=recipe.workers,
-                seed=recipe.seed,
-                save_steps=part.save_every,
-            )
+        check_run(recipe, run, resume)
+        if is_finished(run):
             if is_first:
-                print(f"{part.json_file}: checking its samples", file=sys.stderr)
-            conversations = read_conversations(part.json_file, part.images, part.image_prefix)
-        except DiffCLIPError as error:
-            error.shared = True  # every process raises it
-            raise
+                say(f"{run} is finished: its model is {run / MODEL_FOLDER}")
+            return 0
+        passes = part.passes(int(os.environ.get("WORLD_SIZE", "1")))
+        if bf16 and device == "cuda" and not has_bf16(device):
+            raise InputError("the GPU has no bfloat16: give precision=fp32")
+        model, processor = starting_model(recipe, part, stage)
+        arguments = make_arguments(
+            run,
+            per_device_train_batch_size=part.per_device_batch_size,
+            gradient_accumulation_steps=passes,
+            num_train_epochs=1,  # the order has the samples of all epochs
+            learning_rate=part.lr,
+            lr_scheduler_type="cosine",
+            warmup_steps=part.warmup_ratio,  # a value below 1 is a share of all steps
+            weight_decay=part.weight_decay,
+            bf16=bf16,
+            dataloader_num_workers=recipe.workers,
+            seed=recipe.seed,
+            save_steps=part.save_every,
+        )
+        if is_first:
+            print(f"{part.json_file}: checking its samples", file=sys.stderr)
+        conversations = read_conversations(part.json_file, part.images, part.image_prefix)
         if is_first:
             stack.enter_context(lock_folder(run))
             _claim_run(recipe, run)

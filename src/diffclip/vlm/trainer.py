@@ -19,7 +19,6 @@ from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import explain_disk_errors
-from diffclip.training.distributed import raised_by_all
 from diffclip.training.logging import drop_records_after, duration
 from diffclip.training.run_folder import METRICS_FILE
 from diffclip.training.stopping import StopRequest
@@ -121,7 +120,7 @@ def fit(
             raise InputError(line) from error
     if trainer.state.global_step < trainer.state.max_steps:
         line = f"asked to stop at step {trainer.state.global_step}, which is saved: go on with --resume"
-        raise raised_by_all(arguments, StoppedError(f"{run}: {line}"))
+        raise StoppedError(f"{run}: {line}")
     return trainer
 
 
@@ -156,7 +155,7 @@ class Reporter(TrainerCallback):
         step, loss, norm = state.global_step, logs["loss"], logs.get("grad_norm")
         if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
             line = f"step {step}: loss is {loss}, grad_norm {norm}: start again with a lower lr"
-            raise raised_by_all(args, DiffCLIPError(line))  # all processes have the same values
+            raise DiffCLIPError(line)  # all processes have the same values
         if not state.is_world_process_zero:
             return
         seconds = (time.monotonic() - self._started) / (step - self._first_step)  # of a step
