@@ -181,25 +181,18 @@ def test_runs_are_spread_over_the_visible_gpus(study_file, tmp_path: Path, monke
     assert (executor.live(), executor.free()) == (set(), 3)
 
 
-def test_study_stops_after_its_minutes_and_prints_how_to_resume(
-    study_file, diffclip_study, monkeypatch
+@pytest.mark.parametrize("grace", [60.0, -1.0])
+def test_study_stops_or_kills_its_runs_after_its_minutes(
+    grace: float, study_file, diffclip_study, monkeypatch
 ) -> None:
     monkeypatch.setattr("diffclip.study.runs.time_arms", Mock())
+    monkeypatch.setattr("diffclip.study.runs._GRACE", grace)
     file = study_file(change={"epochs": 100_000, "checkpoint_every": 2}, sweep=None, models=ONE_SEED)
     ended = diffclip_study(file, "--minutes", 0.1)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.endswith("0 of 2 runs done, the same command goes on\n")
-    assert "models/CLIP-s0: stopped; the next call resumes it" in ended.stderr
+    assert ("models/CLIP-s0: stopped; the next call resumes it" in ended.stderr) == (grace > 0)
     assert "DiffCLIP-s0" not in ended.stderr
-
-
-def test_run_that_does_not_stop_in_time_is_killed(study_file, diffclip_study, monkeypatch) -> None:
-    monkeypatch.setattr("diffclip.study.runs.time_arms", Mock())
-    monkeypatch.setattr("diffclip.study.runs._GRACE", -1.0)
-    file = study_file(change={"epochs": 100_000}, sweep=None, models=ONE_SEED)
-    ended = diffclip_study(file, "--minutes", 0.1)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.endswith("0 of 2 runs done, the same command goes on\n")
 
 
 def _run_in_session(words: list[str]) -> None:
@@ -274,7 +267,7 @@ def test_killed_and_interrupted_study_resumes_to_the_same_results(
     assert values[0] == values[1]
 
 
-def test_every_arm_is_timed_and_a_file_is_written(study_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_arm_is_timed_and_a_file_is_written(study_file, monkeypatch, tmp_path: Path) -> None:
     study = read_study(study_file(ablations=ABLATIONS, change={"precision": "bf16"}))
     assert read_timing(tmp_path) == {}
     threads = torch.get_num_threads()
@@ -287,13 +280,10 @@ def test_every_arm_is_timed_and_a_file_is_written(study_file: Callable[..., Path
         assert 0 < arm["low"] <= arm["ratio"] <= arm["high"]
     assert [timing["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
     assert read_timing(tmp_path) == timing["arms"]
-
-
-def test_arm_that_cannot_be_timed_is_an_error(study_file, monkeypatch, tmp_path: Path) -> None:
     fails = Mock(side_effect=torch.OutOfMemoryError)
     monkeypatch.setattr("diffclip.training.timing.make_criterion", lambda *_: fails)
     with pytest.raises(DiffCLIPError, match=r"a step of CLIP cannot be timed \(out of memory\)"):
-        time_arms(read_study(study_file()), tmp_path, "cpu", threads=1, seconds=0.0)
+        time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
 
 
 def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:

@@ -11,7 +11,6 @@ import resource
 import sys
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -37,7 +36,7 @@ from diffclip.training.run_folder import (
 Maker = Callable[[Path, Mapping[str, Any]], Any]
 _REGISTERED: dict[str, Maker] = {}
 _LINE_EVERY = 15.0  # seconds between progress lines without a terminal
-_RATE_STEPS = 50  # steps that the rate is measured over
+_RATE_SECONDS = 3600.0  # time that the rate is measured over
 
 
 def register_logger(name: str) -> Callable[[Maker], Maker]:
@@ -95,8 +94,6 @@ class RunLogger:
         from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
         self._run, self._label, self._steps, self.reached = run, label, steps, done
-        # number, samples so far and end time of the last steps
-        self._ended: deque[tuple[int, float, float]] = deque(maxlen=_RATE_STEPS + 1)
         for name in (METRICS_FILE, VALIDATION_FILE):
             check_writable(run / name)
             drop_records_after(run / name, done)
@@ -106,7 +103,7 @@ class RunLogger:
                 self._loggers[name] = make()
         self._console = Console(file=sys.stderr)
         columns = (MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-        self._bar = Progress(*columns, console=self._console)
+        self._bar = Progress(*columns, console=self._console, speed_estimate_period=_RATE_SECONDS)
         self._task = self._bar.add_task(label, total=steps, completed=done)
         self._last_line = time.monotonic()
 
@@ -130,18 +127,17 @@ class RunLogger:
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
         step = self.reached = record["step"]
-        rate, left = self._pace(step, record["samples"])
-        record = record | {"time": round(time.time(), 3), "seconds_left": left and round(left, 1)}
+        self._bar.update(self._task, completed=step)
+        left = self._bar.tasks[0].time_remaining
+        record = record | {"time": round(time.time(), 3), "seconds_left": left}
         self._log(METRICS_FILE, record, _numbers(record, "train", ("step", "time")))
 
         accuracy = next(value for key, value in record.items() if key in ACCURACY.values())
         progress = (
-            f"loss {record['loss']:.3f}  accuracy {accuracy:.0%}  "
-            f"{rate or record['samples_per_second']:,.0f} samples/s  data wait {record['data_wait']:.0%}"
+            f"loss {record['loss']:.3f}  accuracy {accuracy:.0%}  {record['samples_per_second']:,.0f} samples/s  "
+            f"data wait {record['data_wait']:.0%}" + (f"  {duration(left)} left" if left is not None else "")
         )
-        if left is not None:
-            progress += f"  {duration(left)} left"
-        self._bar.update(self._task, completed=step, description=progress)
+        self._bar.update(self._task, description=progress)
         due = time.monotonic() - self._last_line > _LINE_EVERY or step == self._steps
         if due and not self._console.is_terminal:
             self._last_line = time.monotonic()
@@ -159,16 +155,6 @@ class RunLogger:
             markup=False,
             soft_wrap=True,
         )
-
-    def _pace(self, step: int, samples: int) -> tuple[float | None, float | None]:
-        """Return samples per second, pauses between steps included, and the seconds that the run still takes; both are
-        None at the first record of this start."""
-        self._ended.append((step, samples, time.monotonic()))
-        first, first_samples, start = self._ended[0]
-        seconds = self._ended[-1][2] - start
-        if first == step or not seconds:
-            return None, None
-        return (samples - first_samples) / seconds, (self._steps - step) * seconds / (step - first)
 
     def _log(self, name: str, record: Mapping[str, Any], numbers: dict[str, float]) -> None:
         """Write `record` to the file `name`, and its `numbers` to the other loggers."""

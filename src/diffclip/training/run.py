@@ -119,9 +119,8 @@ def train(
         if recipe.attention_backend == "auto":
             backend: str = stored.attention_backend
             if backend == "auto":
-                backend, reason = gather(fabric, _resolve_backend(recipe, fabric) if is_first else ("", ""))[
-                    0
-                ]
+                resolved = _resolve_backend(recipe, fabric) if is_first else ("", "")
+                backend, reason = gather(fabric, resolved)[0]
             recipe = recipe.model_copy(update={"attention_backend": backend})
         resources.enter_context(explain_lost_processes(fabric))
         with shared_errors(fabric):
@@ -140,7 +139,7 @@ def train(
         hosts = gather(fabric, platform.node())
         with shared_errors(fabric):
             trainer.logger = _open_logger(trainer, hardware, hosts) if is_first else None
-        with trainer.logger or nullcontext():
+        with trainer.logger or nullcontext(), explain_lost_processes(fabric):
             stop.saves = True
             try:
                 trainer.train()
