@@ -26,12 +26,15 @@ class DiffCLIPError(Exception):
     """
 
     exit_code = 1
-    # True if the other ranks of a run may not raise this error; else the first rank of a node prints it for all
-    alone = False
 
     def __init__(self, name: str, reason: str = "", advice: str = "") -> None:
         super().__init__(": ".join(filter(None, (f"{name} {reason}".strip(), advice))))
         self.name, self.reason, self.advice = name, reason, advice
+
+
+class RankError(DiffCLIPError):
+    """A failure of one rank of a run that the others may not have, so that this rank prints it. Of every other
+    `DiffCLIPError` the first rank of a node prints the line for all."""
 
 
 class InputError(DiffCLIPError, ValueError):

@@ -31,7 +31,7 @@ from diffclip.cli.report import report
 from diffclip.cli.study import study
 from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
-from diffclip.errors import DiffCLIPError
+from diffclip.errors import DiffCLIPError, RankError
 from diffclip.files import printable
 
 _INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
@@ -94,7 +94,8 @@ def main() -> NoReturn:
             raise
         rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
         # torchrun and srun show the lines of all processes: an error that all have is printed once a node
-        if not getattr(error, "alone", True) and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
+        is_common = isinstance(error, DiffCLIPError) and not isinstance(error, RankError)
+        if is_common and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
             sys.exit(failure[1])
         _leave(*failure)
     if code == _INTERRUPTED:

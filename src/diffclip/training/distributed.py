@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diffclip.errors import DiffCLIPError
+from diffclip.errors import DiffCLIPError, RankError
 from diffclip.training.launch import Hardware, pass_last_line
 from diffclip.training.optimizer import is_share, small_parameters
 from diffclip.training.stopping import StopRequest
@@ -252,6 +252,4 @@ def explain_lost_processes(fabric: Any) -> Iterator[None]:
             "on with --resume"
         )
         pass_last_line(line, DiffCLIPError.exit_code, lost=True)
-        lost_error = DiffCLIPError(line)
-        lost_error.alone = True
-        raise lost_error from None
+        raise RankError(line) from None

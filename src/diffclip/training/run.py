@@ -21,7 +21,7 @@ from diffclip.data.loader import CaptionLoader
 from diffclip.data.open_set import caption_set
 from diffclip.data.pairs import PairKeys, Pairs
 from diffclip.data.transforms import TrainTransform
-from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
+from diffclip.errors import Fault, InputError, RankError, require_group
 from diffclip.files import digest_of, explain_disk_errors, read_link, write_text
 from diffclip.model import CLIP
 from diffclip.sources.load import load_clip
@@ -144,12 +144,10 @@ def train(
             try:
                 trainer.train()
             except torch.OutOfMemoryError as error:
-                full = DiffCLIPError(
+                raise RankError(
                     f"{run}: the GPU's memory is too small: go on with --resume and micro_batch=N or "
                     "grad_checkpointing=true; --dry-run tells what fits"
-                )
-                full.alone = True
-                raise full from error
+                ) from error
         return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from diffclip.errors import DiffCLIPError, InputError, StoppedError
+from diffclip.errors import DiffCLIPError, InputError, RankError, StoppedError
 from diffclip.files import explain_disk_errors
 from diffclip.training.logging import drop_records_after, duration
 from diffclip.training.run_folder import METRICS_FILE
@@ -109,7 +109,7 @@ def fit(
         try:
             trainer.train(resume_from_checkpoint=str(folders[-1]) if folders else None)
         except torch.OutOfMemoryError as error:
-            raise DiffCLIPError(
+            raise RankError(
                 "a GPU's memory is too small: try a per_device_batch_size below "
                 f"{arguments.per_device_train_batch_size}, or gradient_checkpointing=true"
             ) from error
