@@ -17,6 +17,7 @@ from diffclip.training.checkpoint import (
     find_damage,
     read_state,
     save_checkpoint,
+    try_folder,
 )
 from diffclip.training.losses import make_criterion
 from diffclip.weights import load_weights
@@ -93,6 +94,7 @@ def without_links(*_: object, **__: object) -> None:
 
 def test_files_stand_for_links_where_links_cannot_be_made(stepped, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(os, "symlink", without_links)
+    try_folder(tmp_path)
     for step in (1, 2, 3, 4):
         save_checkpoint(ALONE, tmp_path, *stepped, RunProgress(step, epoch=step), best=step == 2)
     checkpoints = tmp_path / "checkpoints"
@@ -114,3 +116,18 @@ def test_no_failure_of_publishing_deletes_a_checkpoint(run, stepped, monkeypatch
         save_checkpoint(ALONE, run, *stepped, RunProgress(4, epoch=4), best=True)
     assert find_damage(folder) is None
     assert choose_checkpoint(run) == folder
+
+
+def test_a_folder_is_tried_before_the_first_step(tmp_path, monkeypatch) -> None:
+    try_folder(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    replace = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(InputError, match=r"cannot write .*checkpoints.*: Operation not permitted"):
+        try_folder(tmp_path)

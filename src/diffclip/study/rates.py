@@ -44,26 +44,26 @@ def with_chosen_rates(records: Iterable[Record], study: Study, finished: Mapping
 
 
 def _choose(by_rate: list[list[Record]], study: Study, runs: int) -> list[Record]:
-    """Choose for each run among the records of an arm at its rates; empty if runs diverged at every rate."""
+    """Choose for each run among the records of an arm at its rates; empty if runs diverged at every rate, or
+    if there is no other run to choose by."""
     primary = study.endpoints.primary
     measure = (primary.task, primary.dataset, primary.metric)
-    scores: list[
-        dict[int, list[float]]
-    ] = []  # by rate, the values of each seed: of several draws, if the task draws
+    # by rate, the value of each seed: the mean over draws, if the task draws
+    scores: list[dict[int, float]] = []
     for records in by_rate:
-        values = defaultdict(list)
+        values = defaultdict[int, list[float]](list)
         for record in records:
             if (record.task, record.dataset, record.metric) == measure and record.value is not None:
                 values[record.seed or 0].append(record.value)
-        scores.append(values)
+        scores.append({seed: fmean(draws) for seed, draws in values.items()})
     candidates = [rate for rate, values in enumerate(scores) if len(values) == runs]
     chosen: list[Record] = []
-    for seed in scores[candidates[0]] if candidates else ():
+    for seed in scores[candidates[0]] if candidates and runs > 1 else ():
         others = [
             other
             for other in scores[candidates[0]]
             if (other != seed if study.folds is None else (other - seed) % study.folds)
         ]
-        best = max(candidates, key=lambda rate: fmean(fmean(scores[rate][other]) for other in others))
+        best = max(candidates, key=lambda rate: fmean(scores[rate][other] for other in others))
         chosen += [record for record in by_rate[best] if record.seed == seed]
     return chosen

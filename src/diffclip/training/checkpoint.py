@@ -196,3 +196,22 @@ def _size_and_checksum(file: Path) -> list[int]:
         while block := handle.read(1 << 22):
             checksum = zlib.crc32(block, checksum)
     return [file.stat().st_size, checksum]
+
+
+def try_folder(run: Path) -> None:
+    """Try all that checkpoints need of the folder of `run`, before the first step; raise `InputError` if it fails."""
+    with _new_folder(run) as temporary:
+        (temporary / "file").write_text("trial")
+        flush(temporary)
+    folder, link = temporary.with_name("trial.tmp"), temporary.with_name("trial_link")
+    with explain_disk_errors(folder):
+        try:
+            shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+            os.replace(temporary, folder)
+            write_link(link, folder)
+            if read_link(link) is None:
+                raise InputError(f"{link.parent} does not keep what is written: choose another place")
+        finally:
+            link.unlink(missing_ok=True)
+            for left in (temporary, folder):
+                shutil.rmtree(left, ignore_errors=True)

@@ -22,7 +22,7 @@ from diffclip.data.open_set import caption_set
 from diffclip.data.pairs import PairKeys, Pairs
 from diffclip.data.transforms import TrainTransform
 from diffclip.errors import Fault, InputError, RankError, require_group
-from diffclip.files import digest_of, explain_disk_errors, read_link, write_text
+from diffclip.files import digest_of, read_link, write_text
 from diffclip.model import CLIP
 from diffclip.sources.load import load_clip
 from diffclip.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ from diffclip.training.checkpoint import (
     choose_checkpoint,
     read_state,
     restore_checkpoint,
+    try_folder,
 )
 from diffclip.training.distributed import (
     SLOW_BF16,
@@ -311,8 +312,7 @@ def _claim(recipe: Recipe, run: Path, is_new: bool, resources: ExitStack) -> Non
         resources.enter_context(lock_folder(run))
         if is_started(run):
             raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
-    with explain_disk_errors(run):
-        (run / "checkpoints").mkdir(exist_ok=True)
+    try_folder(run)
     write_text(run / RECIPE_FILE, recipe.to_yaml())
 
 
