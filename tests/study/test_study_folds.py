@@ -98,6 +98,9 @@ def test_rate_of_a_run_is_the_best_one_in_the_other_folds(study_file: Callable[.
     diverged = [row for row in records if row.weights != "CLIP@2e-3-s2"]
     derived = with_chosen_rates(diverged, study, finished)[len(diverged) :]
     assert [row.weights for row in derived] == [f"CLIP@1e-3-s{seed}" for seed in range(3)]
+    alone = read_study(study_file(**{**FOLDS, "folds": None, "unit": "seed"}))
+    single = [records[0], records[3]]  # no other run to choose by
+    assert with_chosen_rates(single, alone, {"CLIP@1e-3": 1, "CLIP@2e-3": 1}) == single
 
 
 @pytest.mark.parametrize(
