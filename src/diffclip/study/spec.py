@@ -212,8 +212,6 @@ class Study(Part):
             raise ValueError(
                 f"sweep.seeds {self.sweep.seeds} contain a seed of models or ablations: choose others"
             )
-        if self.sweep is not None and any(grid.lr for grid in self.grids.values()):
-            raise ValueError("a study has a sweep or a list lr in its grids, not both: leave one out")
         if self.folds is None and self.unit == "fold":
             raise ValueError("unit is fold, and there are no folds: give folds, or unit=seed")
         if self.folds is not None and (self.scenes is not None or self.sweep is not None):
@@ -221,6 +219,8 @@ class Study(Part):
                 "a study with folds has no scenes and no sweep: give the learning rates as models.lr, which are chosen "
                 "between on the other folds"
             )
+        if self.sweep is not None and any(grid.lr for grid in self.grids.values()):
+            raise ValueError("a study has a sweep or a list lr in its grids, not both: leave one out")
         if not self.contrasts:
             baseline = self.endpoints.primary.against
             pairs = [(name, baseline) for name in self.models.arms if name != baseline]
