@@ -26,7 +26,7 @@ from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.models import SDPA, Batch, Steps, compile_blocks, make_batch, make_models
 from diffclip.benchmarking.timing import summarize, take_turns
 from diffclip.training.recipe import Recipe, read_recipe
-from diffclip.training.timing import make_step
+from diffclip.training.step_time import make_step
 
 PRECISION = "bf16"
 _TURN = 2  # timed steps in a turn, after one that warms up

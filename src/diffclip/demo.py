@@ -31,7 +31,7 @@ from diffclip.sources.load import load_clip, load_with_origin, pick_device
 from diffclip.training.logging import duration
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.run import train
-from diffclip.training.timing import measure_rate
+from diffclip.training.step_time import measure_rate
 
 MODELS = ("CLIP", "DiffCLIP")
 RECIPE = "scenes_demo"

@@ -11,7 +11,7 @@ from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, load_records
 from diffclip.study.folds import write_folds
-from diffclip.study.plan import grid_runs
+from diffclip.study.grid import grid_runs
 from diffclip.study.rates import with_chosen_rates
 from diffclip.study.spec import read_study
 from diffclip.training.run_folder import read_lines

@@ -12,7 +12,7 @@ from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_table
 from diffclip.evaluation.statistics import detectable
-from diffclip.study.plan import GROUPS, choose, grid_runs, plan, settings_digest, sweep_doubts, sweep_runs
+from diffclip.study.grid import GROUPS, choose, grid_runs, plan, settings_digest, sweep_doubts, sweep_runs
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site, entries_of, unavailable_sets, usual_workers
 from diffclip.study.spec import read_study

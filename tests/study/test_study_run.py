@@ -23,11 +23,11 @@ from diffclip.cli.main import main
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import load_records
 from diffclip.study.executors import Local
-from diffclip.study.plan import plan
+from diffclip.study.grid import plan
 from diffclip.study.results import StudyFolder, read_timing
 from diffclip.study.site import Site
 from diffclip.study.spec import read_study
-from diffclip.study.timing import time_arms, time_of
+from diffclip.study.step_times import time_arms, time_of
 from diffclip.training.run_folder import read_lines, read_starts
 
 ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
@@ -281,7 +281,7 @@ def test_every_arm_is_timed_and_a_file_is_written(study_file, monkeypatch, tmp_p
     assert [timing["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
     assert read_timing(tmp_path) == timing["arms"]
     fails = Mock(side_effect=torch.OutOfMemoryError)
-    monkeypatch.setattr("diffclip.training.timing.make_criterion", lambda *_: fails)
+    monkeypatch.setattr("diffclip.training.step_time.make_criterion", lambda *_: fails)
     with pytest.raises(DiffCLIPError, match=r"a step of CLIP cannot be timed \(out of memory\)"):
         time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
 

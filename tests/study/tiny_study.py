@@ -5,7 +5,7 @@ from typing import Any
 
 from tiny_recipe import tiny_recipe
 
-from diffclip.study.plan import Planned
+from diffclip.study.grid import Planned
 from diffclip.study.results import StudyFolder
 
 RECIPE = tiny_recipe(batch_size=16, data={"train": "nowhere", "val": "nowhere", "memory": True})

@@ -13,7 +13,7 @@ from diffclip.cli.console import Changes, say
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown_name
 from diffclip.sources.load import pick_device
 
-# a copy of GROUPS in study.plan: a wrong group is reported before that module is imported
+# a copy of GROUPS in study.grid: a wrong group is reported before that module is imported
 _GROUPS = ("sweep", "models", "ablations")
 
 
@@ -100,7 +100,7 @@ def study(
     import torch
 
     from diffclip.study.executors import Local, Slurm, parse_options
-    from diffclip.study.plan import GROUPS
+    from diffclip.study.grid import GROUPS
     from diffclip.study.results import RUNS_FILE, STUDY_FILE
     from diffclip.study.runs import run_study
     from diffclip.study.site import Site, check_site, entries_of, unavailable_sets, usual_workers

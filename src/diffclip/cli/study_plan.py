@@ -12,7 +12,7 @@ from diffclip.evaluation.records import TABLE_FILE, load_records
 from diffclip.evaluation.statistics import detectable, run_sd
 from diffclip.evaluation.verdicts import Family
 from diffclip.report.names import measure_label
-from diffclip.study.plan import Planned, grid_runs, plan, seconds_of_runs, sweep_doubts
+from diffclip.study.grid import Planned, grid_runs, plan, seconds_of_runs, sweep_doubts
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site
 from diffclip.study.spec import Group, Study

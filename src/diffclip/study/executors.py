@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from diffclip.errors import InputError, require_group
-from diffclip.study.job import Ended, Job, run_job_on_cluster
+from diffclip.study.job import Job, JobResult, run_job_on_cluster
 from diffclip.training.logging import format_error
 from diffclip.training.stopping import die_with_parent
 
@@ -49,7 +49,7 @@ class Local:
                 self._running[job.name] = _start_process(job, gpu), gpu
             except OSError as error:
                 self._slots.append(gpu)
-                job.end(Ended(code=1, line=format_error(error)))
+                job.end(JobResult(code=1, line=format_error(error)))
 
     def live(self) -> set[str]:
         """Return the names of the jobs whose processes run."""

@@ -1,7 +1,7 @@
 """One run of a study in a process of its own: `python -m diffclip.study.job FILE`, or a job of SLURM.
 
-The file has all that the run needs (`Job`). Its end is a file beside it (`Ended`), so that a study can be started again
-at any time and finds what its runs did meanwhile.
+The file has all that the run needs (`Job`). Its end is a file beside it (`JobResult`), so that a study can be started
+again at any time and finds what its runs did meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DRAWS = 3  # number of draws of each task that draws at random
 _BATCH = 256  # images per batch of the evaluation
 
 
-class Ended(BaseModel):
+class JobResult(BaseModel):
     """The end of a job: the exit code and message of a failure, or what it measured. `diverged` is the step."""
 
     digest: str = ""
@@ -71,7 +71,7 @@ class Job(BaseModel):
         write_text(self.beside("job.json"), self.model_dump_json(indent=1) + "\n")
         self.beside("ended.json").unlink(missing_ok=True)
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: JobResult) -> None:
         """Write how the job ended."""
         ended.digest = self.digest
         write_text(self.beside("ended.json"), ended.model_dump_json() + "\n")
@@ -83,10 +83,10 @@ class Job(BaseModel):
         except (OSError, ValidationError):
             return False
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> JobResult | None:
         """Return how the job ended; None if it has not ended, or if it ended with other settings."""
         try:
-            ended = Ended.model_validate_json(self.beside("ended.json").read_bytes())
+            ended = JobResult.model_validate_json(self.beside("ended.json").read_bytes())
         except (OSError, ValidationError):
             return None
         return ended if ended.digest == self.digest else None
@@ -100,10 +100,10 @@ def run_job(file: str) -> int:
     try:
         ended = _train_and_evaluate(job)
     except (StoppedError, KeyboardInterrupt):
-        ended = Ended(code=StoppedError.exit_code)
+        ended = JobResult(code=StoppedError.exit_code)
     except Exception as error:
         traceback.print_exc()
-        ended = Ended(code=getattr(error, "exit_code", 1), line=format_error(error))
+        ended = JobResult(code=getattr(error, "exit_code", 1), line=format_error(error))
     job.end(ended)
     return ended.code
 
@@ -128,15 +128,15 @@ def run_job_on_cluster(file: str) -> None:
         subprocess.run(["scontrol", "requeue", number], check=True)
 
 
-def _train_and_evaluate(job: Job) -> Ended:
+def _train_and_evaluate(job: Job) -> JobResult:
     torch.set_num_threads(job.threads)
     try:
         train(job.recipe, job.run, True, Hardware(accelerator="cuda" if job.device == "cuda" else "cpu"))
     except DivergedError as error:
         print(error, file=sys.stderr)
-        return Ended(diverged=error.step)
+        return JobResult(diverged=error.step)
     if not job.entries:
-        return Ended()
+        return JobResult()
     loaded, seconds = load_with_origin(str(job.run)), 0.0
     loaded.model.to(job.device)
     results = ResultsFile(job.run / RESULTS_FILE)
@@ -147,7 +147,7 @@ def _train_and_evaluate(job: Job) -> Ended:
             raise type(measured.error)(f"{measured.entry} failed: {measured.error}")
         print(f"{measured.entry}: {measured.seconds:.1f} s", flush=True)
         seconds += measured.records[0].seconds or 0.0  # also of results that an earlier process measured
-    return Ended(suite_seconds=round(seconds, 2))
+    return JobResult(suite_seconds=round(seconds, 2))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from diffclip.training.run_folder import (
     ABOUT_FILE,
     METRICS_FILE,
     VALIDATION_FILE,
+    Row,
     curve,
     describe_change,
     read_lines,
@@ -32,28 +33,26 @@ from diffclip.training.run_folder import (
 )
 
 if TYPE_CHECKING:
-    from diffclip.study.job import Ended
-    from diffclip.study.plan import Planned
+    from diffclip.study.grid import Planned
+    from diffclip.study.job import JobResult
     from diffclip.study.site import Site
     from diffclip.study.spec import Study
     from diffclip.training.recipe import Recipe
 
 STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "spec.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
-Line = dict[str, Any]
-"""A line of runs.jsonl: the facts about a finished run."""
 
 _WRITTEN = "# written by diffclip study"
 _POINTS = 50  # points per curve
 
 
 class StudyFolder:
-    """The study's folder at `path`; `runs` has the lines of runs.jsonl by the name of the run, and `study` is the study
-    that has claimed the folder."""
+    """The study's folder at `path`. `runs` has the lines of runs.jsonl, facts about finished runs, by name; `study` is
+    the study that has claimed the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.study: Study | None = None
-        self.runs: dict[str, Line] = {line["run"]: line for line in read_lines(path / RUNS_FILE)}
+        self.runs: dict[str, Row] = {line["run"]: line for line in read_lines(path / RUNS_FILE)}
 
     def check(self, study: Study) -> None:
         """Check, without writing anything, that the folder holds this study or none. `InputError` names a key that all
@@ -80,7 +79,7 @@ class StudyFolder:
         else:
             write_text(file, f"{_WRITTEN}\n{study.to_yaml()}")
 
-    def add(self, line: Line, records: Iterable[Record], curve: Line) -> None:
+    def add(self, line: Row, records: Iterable[Record], curve: Row) -> None:
         """Add a finished run, in place of an earlier run of that name."""
         name, arm, seed = line["run"], line["arm"], line["seed"]
         if line["group"] != "sweep":
@@ -98,7 +97,7 @@ class StudyFolder:
         _write_lines(self.path / RUNS_FILE, self.runs.values())
 
 
-def saved_curves(folders: Iterable[Path]) -> list[Line]:
+def saved_curves(folders: Iterable[Path]) -> list[Row]:
     """Read the lines of every `curves.jsonl` below `folders`."""
     return [
         row for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for row in read_lines(file)
@@ -114,14 +113,14 @@ def read_study_file(folder: Path) -> dict[str, Any]:
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read the step times of a study's arms (see `diffclip.study.timing.time_arms`); empty if there are none."""
+    """Read the step times of a study's arms (see `diffclip.study.step_times.time_arms`); empty if there are none."""
     file = folder / TIMING_FILE
     return dict(json.loads(file.read_text("utf-8"))["arms"]) if file.is_file() else {}
 
 
 def describe_run(
-    run: Path, planned: Planned, study: Study, site: Site, ended: Ended
-) -> tuple[Line, list[Record], Line]:
+    run: Path, planned: Planned, study: Study, site: Site, ended: JobResult
+) -> tuple[Row, list[Record], Row]:
     """Describe the finished run in the folder `run`: its line, its records and its curve. `InputError` is raised if a
     file cannot be read, or if the run was never validated."""
     steps, validations, starts = (
@@ -166,7 +165,7 @@ def describe_run(
     return line, records, names | curve(steps, validations, _POINTS)
 
 
-def _training_records(study: Study, planned: Planned, line: Line, best: Line, last: Line) -> list[Record]:
+def _training_records(study: Study, planned: Planned, line: Row, best: Row, last: Row) -> list[Record]:
     """Make the records of the training: validation score, λ and correlation of the maps by tower, and cost."""
     common = {"dataset": study.data, "data": study.data, "init": planned.recipe.init, "steps": line["steps"]}
     common |= {"low": None, "high": None, "split": "train", "count": 1} | _describe_model(planned)
@@ -219,5 +218,5 @@ def _fixed_fields(study: Mapping[str, Any]) -> dict[str, Any]:
     return fixed | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
 
 
-def _write_lines(file: Path, lines: Iterable[Line]) -> None:
+def _write_lines(file: Path, lines: Iterable[Row]) -> None:
     write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

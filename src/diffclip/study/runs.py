@@ -20,8 +20,7 @@ from diffclip.files import cores, explain_disk_errors, hold_lock
 from diffclip.scenes.write import draw_built_in, write_scenes
 from diffclip.study.executors import Local, Slurm
 from diffclip.study.folds import write_folds
-from diffclip.study.job import Ended, Job
-from diffclip.study.plan import (
+from diffclip.study.grid import (
     Planned,
     choose,
     grid_runs,
@@ -30,10 +29,11 @@ from diffclip.study.plan import (
     settings_digest,
     sweep_runs,
 )
+from diffclip.study.job import Job, JobResult
 from diffclip.study.results import StudyFolder, describe_run, read_timing
 from diffclip.study.site import SCENES, Site, entries_of
 from diffclip.study.spec import Group, Study
-from diffclip.study.timing import time_arms
+from diffclip.study.step_times import time_arms
 from diffclip.training.logging import duration
 from diffclip.training.recipe import read_recipe
 from diffclip.training.run_folder import is_started
@@ -52,7 +52,7 @@ class Tally:
 
     total: int = 0
     done: int = 0
-    failures: dict[str, Ended] = field(default_factory=dict)
+    failures: dict[str, JobResult] = field(default_factory=dict)
     signal: int = 0
     out_of_time: bool = False
 
@@ -216,11 +216,11 @@ class _Runs:
         self.executor.start(fresh)
         return taken
 
-    def _finish(self, planned: Planned, ended: Ended | None) -> bool:
+    def _finish(self, planned: Planned, ended: JobResult | None) -> bool:
         """Add a run that has ended to the study's folder, or report its failure; return False if it must be tried once
         more, unless the input is at fault."""
         tally, name, run = self.tally, planned.name, self.site.runs / planned.name
-        ended = ended or Ended(code=1, line="its process died: was memory short?")
+        ended = ended or JobResult(code=1, line="its process died: was memory short?")
         self.attempts[name] += 1
         if self._is_stopped():
             if ended.code == 1:
@@ -237,7 +237,7 @@ class _Runs:
             line, records, curve = describe_run(run, planned, self.study, self.site, ended)
             self.folder.add(line, records, curve)
         except InputError as error:
-            tally.failures[name] = Ended(code=ended.code or InputError.exit_code, line=str(error))
+            tally.failures[name] = JobResult(code=ended.code or InputError.exit_code, line=str(error))
             self.say(f"{name}: FAILED: {error} (see {run}.log)")
             return True
         if not self.site.keep:

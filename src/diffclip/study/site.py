@@ -15,8 +15,8 @@ from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
 from diffclip.study.executors import visible_gpus
 from diffclip.study.folds import fold_split
+from diffclip.study.grid import GROUPS, Planned
 from diffclip.study.job import Job
-from diffclip.study.plan import GROUPS, Planned
 from diffclip.study.results import RUNS_FILE
 from diffclip.study.spec import Group, Study
 from diffclip.training.plan import plan_run

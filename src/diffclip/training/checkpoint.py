@@ -1,7 +1,7 @@
 """Checkpoints: folders that are written whole or not at all, and the links `last`, `previous` and `best` to them.
 
 `checkpoints/step_00000120/` is a saved model (`config.json`, `model.safetensors`) with the optimizer's state, the
-random generators of each process, the place in the run (`training.json`) and `files.json` (size and checksum of the
+random generators of each process, the position in the run (`training.json`) and `files.json` (size and checksum of the
 others). A folder is written under a temporary name and then renamed. Only then is `last` moved, so that it always names
 a whole checkpoint. Checksums find files that were damaged later, on a disk or in a copy.
 """
@@ -39,9 +39,9 @@ LINKS = ("last", "best", "previous")
 
 @dataclass
 class RunProgress:
-    """The place in a run. `batch` counts the finished batches of `epoch` (from 0). `order` identifies the order of the
-    samples, and `processes` is the number of processes that shared the samples. `validation` identifies the captions
-    that `best_score` was measured on."""
+    """The position in a run. `batch` counts the finished batches of `epoch` (from 0). `order` identifies the order of
+    the samples, and `processes` is the number of processes that shared the samples. `validation` identifies the
+    captions that `best_score` was measured on."""
 
     step: int = 0
     epoch: int = 0
@@ -155,7 +155,7 @@ def restore_checkpoint(
 
 
 def read_state(folder: Path) -> RunProgress:
-    """Read the place in the run from the checkpoint in `folder`."""
+    """Read the position in the run from the checkpoint in `folder`."""
     return RunProgress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
 
 

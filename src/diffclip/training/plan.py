@@ -2,7 +2,7 @@
 
 Parameters, operations and the memory of a pass are counted on a model without weights (torch's fake tensors). It has
 only shapes and types, so counting takes seconds for any size of model and batch. The time of a step is measured on
-this machine (timing.py), or for a named GPU estimated: operations / (the GPU's rate × an assumed utilization).
+this machine (step_time.py), or for a named GPU estimated: operations / (the GPU's rate × an assumed utilization).
 Validation and checkpoints are left out, and images are assumed to arrive fast enough.
 """
 
@@ -29,7 +29,7 @@ from diffclip.training.about import cpu_name
 from diffclip.training.distributed import blocks_of, native_precision
 from diffclip.training.optimizer import freeze
 from diffclip.training.recipe import Recipe
-from diffclip.training.timing import measure_rate
+from diffclip.training.step_time import measure_rate
 
 GIB = 2**30
 # Share of a GPU's rate for dense matrices that a whole training step reaches: an assumption, not measured. It is 0.14

@@ -63,7 +63,7 @@ from diffclip.weights import check_fit, check_same, load_weights
 
 @dataclass
 class Outcome:
-    """The end of a run in process `rank`: the place in the run, and the shards and samples that were skipped."""
+    """The end of a run in process `rank`: the position in the run, and the shards and samples that were skipped."""
 
     progress: RunProgress
     skipped: list[Fault] = field(default_factory=list)

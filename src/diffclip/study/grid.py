@@ -13,9 +13,9 @@ from typing import Any
 from diffclip.errors import InputError
 from diffclip.files import digest_of
 from diffclip.study.folds import fold_split
-from diffclip.study.results import Line
 from diffclip.study.spec import Group, Study
 from diffclip.training.recipe import FREE_KEYS, Recipe
+from diffclip.training.run_folder import Row
 
 GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 
@@ -38,7 +38,7 @@ class Planned:
     digest: str
     fold: int | None = None
 
-    def is_finished(self, lines: Mapping[str, Line]) -> bool:
+    def is_finished(self, lines: Mapping[str, Row]) -> bool:
         """Tell whether `lines`, the finished runs of the study, include this run with the same settings."""
         line = lines.get(self.name)
         return line is not None and line["recipe"] == self.digest
@@ -78,7 +78,7 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
     return runs
 
 
-def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
+def choose(study: Study, lines: Mapping[str, Row]) -> dict[str, Settings]:
     """Choose for each swept arm the settings with the best mean score over the sweep's seeds (the first if equal).
 
     A run that diverged rules its settings out. Without a sweep the result is empty. `InputError` is raised if a run of
@@ -94,7 +94,7 @@ def choose(study: Study, lines: Mapping[str, Line]) -> dict[str, Settings]:
 
 
 def _sweep_scores(
-    study: Study, lines: Mapping[str, Line]
+    study: Study, lines: Mapping[str, Row]
 ) -> dict[str, dict[tuple[float, float], list[float]]]:
     """Return the scores of the sweep's seeds by arm and (rate, decay); −∞ for a run that diverged."""
     scores: dict[str, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -109,7 +109,7 @@ def _sweep_scores(
 
 
 def sweep_doubts(
-    study: Study, lines: Mapping[str, Line], chosen: Mapping[str, Settings]
+    study: Study, lines: Mapping[str, Row], chosen: Mapping[str, Settings]
 ) -> dict[str, list[str]]:
     """Say for each swept arm what makes the choice of a finished sweep doubtful: the edge of the grid, and a second
     best setting within noise, with the number of seeds that would tell the two apart.
@@ -141,7 +141,7 @@ def sweep_doubts(
 
 
 def plan(
-    study: Study, lines: Mapping[str, Line], groups: Collection[Group] = GROUPS
+    study: Study, lines: Mapping[str, Row], groups: Collection[Group] = GROUPS
 ) -> tuple[list[Planned], dict[str, Settings]]:
     """List the runs of `groups` in order, and return what the sweep chose. Before the end of the sweep nothing is
     chosen, and the runs of the grids have provisional settings."""
@@ -152,7 +152,7 @@ def plan(
     return [run for run in [*sweep_runs(study), *grid_runs(study, chosen)] if run.group in groups], chosen
 
 
-def seconds_of_runs(lines: Mapping[str, Line], runs: Sequence[Planned], workers: int) -> float | None:
+def seconds_of_runs(lines: Mapping[str, Row], runs: Sequence[Planned], workers: int) -> float | None:
     """Estimate the time of `runs`: each takes the median of the finished runs of its group, or, if there are none, of
     the slowest group. None before any run is finished."""
     run_seconds: dict[str, list[float]] = defaultdict(list)

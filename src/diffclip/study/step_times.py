@@ -17,7 +17,7 @@ from diffclip.study.results import TIMING_FILE
 from diffclip.study.spec import Study
 from diffclip.training.about import cpu_name
 from diffclip.training.recipe import Recipe
-from diffclip.training.timing import make_step
+from diffclip.training.step_time import make_step
 
 _STEPS = 3  # per turn, after one step to warm up
 _ROUNDS = 15  # at most
