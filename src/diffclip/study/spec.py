@@ -198,9 +198,10 @@ class Study(Part):
                 f"{', '.join(sorted(shared))} is an arm of models and of ablations: leave one out"
             )
         if self.ablations is None and "ablations" in self.model_fields_set:
-            # `ablations=null` removes the ablations that a model may be against
+            # `ablations=null` removes arms that a model may be against, and their contrasts
             for arm in self.models.arms.values():
                 arm.against = arm.against if arm.against in self.models.arms else None
+            self.contrasts = [pair for pair in self.contrasts if self._names.keys() >= set(pair)]
         for change in (self.change, *(arm.change for arm in self.arms.values())):
             if given := change.keys() & {"data", "data.train", "data.val"}:
                 raise ValueError(
@@ -240,11 +241,16 @@ class Study(Part):
             (f"contrasts[{number}] has", name) for number, pair in enumerate(self.contrasts) for name in pair
         ]
         references += [("sweep.arms has", name) for name in (self.sweep.arms if self.sweep else ())]
-        rated = [name for grid in self.grids.values() for arm in grid.arms for name in grid.rates(arm)]
-        known = [*self.arms, *rated]
         for label, name in references:
-            if name is not None and name not in known:
-                raise ValueError(f"{label} {name!r}, which is not an arm: choose from {', '.join(known)}")
+            if name is not None and name not in self._names:
+                known = ", ".join(self._names)
+                raise ValueError(f"{label} {name!r}, which is not an arm: choose from {known}")
+
+    @property
+    def _names(self) -> dict[str, None]:
+        """The names of the arms, and of arms at one of their rates."""
+        rated = [name for grid in self.grids.values() for arm in grid.arms for name in grid.rates(arm)]
+        return dict.fromkeys([*self.arms, *rated])
 
     @property
     def grids(self) -> dict[Group, Grid]:
