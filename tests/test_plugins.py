@@ -66,11 +66,15 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plugins._loading.clear()
 
 
+def documented_code() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.S | re.M)
+
+
 @pytest.fixture
 def relu(tmp_path: Path) -> Path:
     """The plugin of docs/plugin.md."""
     file = tmp_path / "mine.py"
-    file.write_text(re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.S | re.M)[0])
+    file.write_text(documented_code()[0])
     return file
 
 
@@ -208,16 +212,10 @@ def test_installed_plugins_load_for_unknown_names_alone(
     assert plugins.loaded_plugins().keys() == {"linear"}
 
 
-def test_a_registered_task_is_run(scenes: Path, tmp_path: Path, model_folder: Path) -> None:
+def test_the_documented_task_is_run(scenes: Path, tmp_path: Path, model_folder: Path) -> None:
     file = tmp_path / "task.py"
-    file.write_text(
-        "import diffclip, numpy as np, torch\n"
-        "from diffclip.evaluation.scores import mean_score, with_facts\n"
-        "@diffclip.register_task('norms', kinds=('retrieval', 'classification'))\n"
-        "def norms(setting):\n"
-        "    lengths = torch.cat([setting.model.encode_image(b.images).norm(dim=-1) for b in setting.batches()])\n"
-        "    return with_facts([mean_score('length', lengths.detach().double().numpy(), None)], protocol='mean')\n"
-    )
+    task, _, _ = documented_code()[2].partition("\n@diffclip.register_model_source")
+    file.write_text(f"import diffclip, torch\n{task}")
     output = tmp_path / "out.jsonl"
     ended = diffclip_command(
         "evaluate",
