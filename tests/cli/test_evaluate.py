@@ -15,7 +15,7 @@ from diffclip import names
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import read_records
-from diffclip.evaluation.results_file import outcome_key, read_outcomes
+from diffclip.evaluation.results_file import ResultsFile, outcome_key
 from diffclip.evaluation.run import TASKS
 
 call = partial(in_process.call, "evaluate")
@@ -139,7 +139,7 @@ def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model,
     assert [record.draw for record in few_shot] == [0, 1, 0, 1]
     panels = {"linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot", "out of domain"}
     assert {record.dataset for record in records if record.task == "six-tasks"} == panels
-    outcomes = read_outcomes(output)
+    outcomes = ResultsFile(output).outcomes
     assert {outcome_key(record) for record in measured if record.metric == "acc1"} <= set(outcomes)
     assert "zero-shot" in table
     assert f"Tables and figures: diffclip report {output}" in table

@@ -16,7 +16,7 @@ from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.corruptions import PARAMETERS, CorruptedTransform
 from diffclip.evaluation.records import read_records
-from diffclip.evaluation.results_file import ResultsFile, outcome_key, read_outcomes
+from diffclip.evaluation.results_file import ResultsFile, outcome_key
 from diffclip.evaluation.run import TASKS, Sets, run_entries, run_task
 from diffclip.evaluation.scores import Score
 from diffclip.evaluation.suite import SUITES, Entry
@@ -143,7 +143,7 @@ def test_records_from_two_writers_of_one_file_are_all_kept(tmp_path):
 def test_outcomes_are_stored_beside_the_records(classes, tmp_path):
     path = tmp_path / "results.jsonl"
     run(CLIP, Entry("zero-shot", classes), Entry("few-shot", classes), file=path)
-    outcomes = read_outcomes(path)
+    outcomes = ResultsFile(path).outcomes
     for record in read_records(path):
         outcome = outcomes.get(outcome_key(record))
         assert (outcome is None) == (record.metric == "mean_per_class_recall" or record.task == "six-tasks")
@@ -152,7 +152,7 @@ def test_outcomes_are_stored_beside_the_records(classes, tmp_path):
     path.with_name("results.outcomes.npz").write_bytes(b"cut short")
     assert not run(CLIP, Entry("zero-shot", classes), file=path)[0].reused
     assert run(CLIP, Entry("zero-shot", classes), file=path)[0].reused
-    assert read_outcomes(path)
+    assert ResultsFile(path).outcomes
 
 
 def test_draws_of_another_measurement_are_replaced_together(classes, tmp_path):

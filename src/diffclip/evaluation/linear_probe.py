@@ -48,10 +48,8 @@ class Fit(NamedTuple):
 
     def ranks(self, features: Features) -> Tensor:
         """Rank the true classes of features."""
-        values = features.values
-        with_one = torch.cat([values, values.new_ones(len(values), 1)], dim=1)
         layer = torch.cat([self.weight, self.bias[:, None]], dim=1)
-        return classification_ranks(with_one, layer.T, features.labels)
+        return classification_ranks(F.pad(features.values, (0, 1), value=1.0), layer.T, features.labels)
 
 
 def linear_probe(setting: Setting[EvaluationSet]) -> list[Score]:
@@ -121,15 +119,14 @@ def fit_probe(
     train.check(classnames, 1, "to learn from")
     fits: list[Fit] = []
 
-    def ranks_after(fit_data: Features, cost: float, queries: Features) -> Tensor:
-        fits.append(fit_layer(fit_data.values, fit_data.labels, classes, cost))
+    def ranks_after(learned: Features, cost: float, queries: Features) -> Tensor:
+        fits.append(fit_layer(learned.values, learned.labels, classes, cost))
         if progress:
             progress("fits", 1, None)
         return fits[-1].ranks(queries)
 
     def score(cost: float) -> float:
-        ranks = ranks_after(train, cost, validation)
-        hits = hits_at(ranks, 1)
+        hits = hits_at(ranks_after(train, cost, validation), 1)
         return float(hits.mean()) if metric == "acc1" else mean_per_class(hits, validation.labels)
 
     cost = search_cost(score)
@@ -140,7 +137,7 @@ def fit_probe(
 
 def fit_layer(values: Tensor, labels: Tensor, classes: int, cost: float) -> Fit:
     """Fit lgssl's layer to features [N, D] and labels [N], on the CPU."""
-    with_one = torch.cat([values, values.new_ones(len(values), 1)], dim=1).cpu()
+    with_one = F.pad(values, (0, 1), value=1.0).cpu()
     transposed, targets = with_one.T.contiguous(), F.one_hot(labels, classes).T.to(with_one)
     strength = 0.5 / cost
 

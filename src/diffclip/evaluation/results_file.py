@@ -45,12 +45,6 @@ def outcome_key(record: Record) -> str:
     return _key(record, "model", "weights", "seed", "draw", *MEASURE)
 
 
-def read_outcomes(records: Path) -> dict[str, Outcomes] | None:
-    """Read the outcomes beside a file of records, by `outcome_key`; None if the file is missing or damaged."""
-    found = _read_side_file(records)
-    return found and found[0]
-
-
 class ResultsFile:
     """Results of any models and tasks; new results replace earlier ones of the same model, task and set.
 

@@ -143,20 +143,20 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
     """
     missing: dict[str, str] = {}
     for entry in entries:
-        if entry.dataset in PUBLISHED:
-            folder = published_folder(entry.dataset, root or "FOLDER")
-            command = command_for(entry.dataset, root or "FOLDER")
-            advice = f"{PUBLISHED[entry.dataset].size} to download: {command}"
-            if not any(is_there(entry.dataset, parts_of(split)[0], folder) for split in entry.splits):
-                missing[entry.dataset] = advice
-            elif entry.task in LEARNING and not is_there(entry.dataset, TRAIN, folder):
-                missing[entry.dataset] = (
+        name = entry.dataset
+        if name in PUBLISHED:
+            folder = published_folder(name, root or "FOLDER")
+            advice = f"{PUBLISHED[name].size} to download: {command_for(name, root or 'FOLDER')}"
+            if not any(is_there(name, parts_of(split)[0], folder) for split in entry.splits):
+                missing[name] = advice
+            elif entry.task in LEARNING and not is_there(name, TRAIN, folder):
+                missing[name] = (
                     f"its split {TRAIN}, which {' and '.join(LEARNING)} learn from: "
                     f"put shards into {folder / TRAIN}, or move {folder} away and get all of it, {advice}"
                 )
-        elif entry.dataset not in BUILT_IN:
+        elif name not in BUILT_IN:
             try:
-                set_folder(entry.dataset, root)
+                set_folder(name, root)
             except InputError:
-                missing[entry.dataset] = "a folder of your own in clip_benchmark's layout"
+                missing[name] = "a folder of your own in clip_benchmark's layout"
     return missing
