@@ -166,10 +166,11 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
             weighted = [weight_by_gradient(*pair)[:, :, 0].float() for pair in zip(maps, slopes, strict=True)]
             rows.append(torch.stack(weighted, 1))
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
-    heads = _patches(relevance, coverage)
-    table: dict[MapMetric, Tensor] = {}
-    for name, layers in _patches(relevance.mean(2), coverage).items():
-        table |= by_layer("relevance", name, layers[:, -1], layers, heads[name])
+    table = _by_head("relevance", _patches(relevance, coverage))
+    for name, layers in _patches(
+        relevance.mean(2), coverage
+    ).items():  # of the mean map, and the last layer first
+        table |= by_layer("relevance", name, layers) | {MapMetric("relevance", name): layers[:, -1]}
     flow = patch_part(rollout(maps)[:, 0]).cpu().float()[owners]
     table |= {MapMetric("rollout", name): values for name, values in _patches(flow, coverage).items()}
     table |= _by_head("attention", _measure_heads([layer.combined for layer in maps], owners, coverage))
@@ -207,8 +208,5 @@ def _patches(rows: Tensor, coverage: Tensor) -> dict[str, Tensor]:
 
 
 def _by_head(map: str, values: Mapping[str, Tensor]) -> dict[MapMetric, Tensor]:
-    """Average values [n, L, H] over heads to layers, and over layers to the headline."""
-    table: dict[MapMetric, Tensor] = {}
-    for name, heads in values.items():
-        table |= by_layer(map, name, heads.mean((1, 2)), heads.mean(2), heads)
-    return table
+    """Key values [n, L, H] by metric, and their means over heads and layers, by `MapMetric`."""
+    return {key: own for name, heads in values.items() for key, own in by_layer(map, name, heads).items()}

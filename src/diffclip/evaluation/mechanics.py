@@ -51,23 +51,22 @@ def mechanics(setting: Setting[EvaluationSet]) -> list[Score]:
     has_texts = getattr(model, "has_texts", True)
     features, numbers = true_texts(setting) if has_texts else (torch.empty(0), [])
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
-    limit = images_at_once(model)
+    limit, stds = images_at_once(model), torch.tensor(setting.preprocess.preprocess.std)[:, None, None]
     for batch in setting.batches():
         texts = features[[numbers[position] for position in batch.positions]].clone() if has_texts else None
         for start in range(0, len(batch.images), limit):
             images = batch.images[start : start + limit].to(model.logit_scale)
             table = _measure(model, images, None if texts is None else texts[start : start + limit])
             if model.config.vision.is_differential:
-                stds = torch.tensor(setting.preprocess.preprocess.std)[:, None, None]
-                noise = _draw_noise(batch.positions[start : start + limit], images.shape[1:]) / stds
+                generators = map(torch.Generator().manual_seed, batch.positions[start : start + limit])
+                draws = [torch.randn(2, *images.shape[1:], generator=generator) for generator in generators]
+                noise = NOISE * torch.stack(draws) / stds
                 table[None, "noise_correlation"] = _noise_correlation(model, images, noise.to(images))
             for key, values in table.items():
                 measured[key].append(values.detach().double().cpu())
     metrics: dict[MapMetric, Tensor] = {}
     for key, batches in measured.items():
-        values = torch.cat(batches)
-        layers = values.mean(2) if values.ndim == 3 else values
-        metrics |= by_layer(*key, values.flatten(1).mean(1), layers, values if key in _BY_HEAD else None)
+        metrics |= by_layer(*key, torch.cat(batches), with_heads=key in _BY_HEAD)
     scores = [_ratio(score) for score in map_scores(metrics, lambda key: _UNIFORM.get(key.metric))]
     method = (
         "vision tower, all tokens; means over layers and heads unless one is named; high norm: above "
@@ -98,7 +97,7 @@ def _measure(model: Any, images: Tensor, texts: Tensor | None) -> _Measures:
             else None
         )
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
-    for layer, heads, outputs in zip(maps, contributions, tokens, strict=True):
+    for layer, (side_by_side, weight), outputs in zip(maps, contributions, tokens, strict=True):
         second = {} if layer.second is None else {"A1": layer.first, "A2": layer.second}
         for name, full in {"attention": layer.combined, **second}.items():
             received = full.abs().mean(-2)
@@ -111,8 +110,11 @@ def _measure(model: Any, images: Tensor, texts: Tensor | None) -> _Measures:
             measured[None, "sink_value_norm"].append(lengths.gather(-1, sink)[..., 0] / lengths.mean(-1))
         if (count := layer.combined.shape[1]) > 1:
             measured[None, "head_redundancy"].append(_mean_cosine(layer.combined.detach().flatten(2)))
-            split = _contributions(*heads, count)
-            measured[None, "output_redundancy"].append(_mean_cosine(split.transpose(1, 2)).mean(-1))
+            # what each head adds to the residual stream, as the outputs of heads have no common basis
+            per_head = side_by_side.float().reshape(*side_by_side.shape[:2], count, -1)
+            columns = weight.float().reshape(len(weight), count, -1)
+            added = torch.einsum("bnhe,che->bnhc", per_head, columns)
+            measured[None, "output_redundancy"].append(_mean_cosine(added).mean(-1))
         patches = patch_part(outputs.detach().float().norm(dim=-1))
         high = patches > HIGH_NORM * patches.median(-1, keepdim=True).values
         measured[None, "high_norm_share"].append(high.double().mean(-1))
@@ -145,19 +147,6 @@ def _mean_cosine(vectors: Tensor) -> Tensor:
     count = vectors.shape[-2]
     # the sum of the cosines of all pairs, both orders and each vector with itself, is |Σ unit|²
     return (unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))) / (count * (count - 1))
-
-
-def _contributions(heads: Tensor, weight: Tensor, count: int) -> Tensor:
-    """Return what each of `count` heads adds to the residual stream, [B, H, N, C]: its part of `heads` [B, N, C], side
-    by side, through its columns of the output projection `weight` [C, C]. Outputs of heads have no common basis."""
-    columns = weight.float().reshape(len(weight), count, -1)
-    return torch.einsum("bnhe,che->bhnc", heads.float().reshape(*heads.shape[:2], count, -1), columns)
-
-
-def _draw_noise(positions: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Draw two disturbances of each image, by its position in the set: [B, 2, 3, S, S]."""
-    generators = (torch.Generator().manual_seed(position) for position in positions)
-    return NOISE * torch.stack([torch.randn(2, *shape, generator=generator) for generator in generators])
 
 
 def _noise_correlation(model: Any, images: Tensor, noise: Tensor) -> Tensor:

@@ -96,16 +96,16 @@ class MapMetric(NamedTuple):
 
 
 def by_layer(
-    map: str | None, metric: str, headline: Tensor, layers: Tensor | None = None, heads: Tensor | None = None
+    map: str | None, metric: str, values: Tensor, with_heads: bool = True
 ) -> dict[MapMetric, Tensor]:
-    """Key the values of a headline [n], of layers [n, L] and of heads [n, L, H] by `MapMetric`: [n] each."""
-    table = {MapMetric(map, metric): headline}
-    if layers is not None:
-        table |= {MapMetric(map, metric, layer): values for layer, values in enumerate(layers.unbind(1), 1)}
-    if heads is not None:
-        indices = np.ndindex(*heads.shape[1:])
+    """Key the values of heads [n, L, H] or layers [n, L] of a metric, and their means, by `MapMetric`: [n] each."""
+    layers = values.mean(2) if values.ndim == 3 else values
+    table = {MapMetric(map, metric): values.flatten(1).mean(1)}
+    table |= {MapMetric(map, metric, layer): own for layer, own in enumerate(layers.unbind(1), 1)}
+    if values.ndim == 3 and with_heads:
+        indices = np.ndindex(*values.shape[1:])
         table |= {
-            MapMetric(map, metric, layer + 1, head + 1): heads[:, layer, head] for layer, head in indices
+            MapMetric(map, metric, layer + 1, head + 1): values[:, layer, head] for layer, head in indices
         }
     return table
 

@@ -179,7 +179,7 @@ def count_missing(study: dict[str, Any], runs: pd.DataFrame, family: Family) -> 
     ended = runs.loc[runs["group"] != "sweep", "arm"].str.partition("@")[0].value_counts()
     named = {arm.partition("@")[0] for contrast in family.all_contrasts for arm in contrast}
     missing = 0
-    for grid in (study["models"], study.get("ablations") or {"arms": {}}):
+    for grid in filter(None, (study["models"], study.get("ablations"))):
         for arm in named & grid["arms"].keys():
             rates = 1 if "lr" in grid["arms"][arm]["change"] else max(1, len(grid.get("lr") or ()))
             planned = len(grid["seeds"]) * (study.get("folds") or 1) * rates
@@ -292,22 +292,17 @@ def _with_distinct_names(frame: pd.DataFrame) -> pd.DataFrame:
     unclear = models_of_several([*keys, setting.map(str)])
     for model in models_of_several(keys):
         is_model = frame["model"] == model
-        paths = setting if frame.loc[is_model, "seed"].nunique() > 1 and model not in unclear else run
-        names = _short_names(paths[is_model].unique())
-        frame.loc[is_model, "model"] = [f"{model} ({names[path]})" for path in paths[is_model]]
+        without_seed = frame.loc[is_model, "seed"].nunique() > 1 and model not in unclear
+        paths = (setting if without_seed else run)[is_model]
+        length = 1  # as many parent folders as make all names different
+        while len({path.parts[-length:] for path in paths}) < paths.nunique():
+            length += 1
+        frame.loc[is_model, "model"] = [f"{model} ({'/'.join(path.parts[-length:])})" for path in paths]
     return frame
 
 
 def _run_of(weights: str) -> Path:
     """Return the run folder of a checkpoint, "runs/CLIP-s0" of "runs/CLIP-s0/checkpoints/best", else the path."""
     path = Path(weights)
-    folders = [parent.parent for parent in path.parents if parent.name == "checkpoints"]
-    return folders[0] if folders and folders[0].name and not path.suffix else path
-
-
-def _short_names(runs: Iterable[Path]) -> dict[Path, str]:
-    """Name each run by its last folder, and by as many parent folders as make all names different."""
-    paths, length = list(runs), 1
-    while len({path.parts[-length:] for path in paths}) < len(paths):
-        length += 1
-    return {path: "/".join(path.parts[-length:]) for path in paths}
+    run = next((parent.parent for parent in path.parents if parent.name == "checkpoints"), path)
+    return run if run.name and not path.suffix else path

@@ -8,7 +8,7 @@ import re
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
@@ -104,25 +104,24 @@ def build_report(
     if len(verdicts) > max(len(tasks), len(arms)) and is_tested(verdicts):
         family_tables = [comparison_table(results, verdicts, "Every declared comparison", "family")]
     only_maps = bool(records["task"].isin(tables.WITH_MAPS).all())
-    of_paper = [figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart]
-    training = [figures.training_chart, figures.lambda_chart]
+    drawn = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
+    of_paper = _some(*(draw(results) for draw in drawn))
+    training = _some(figures.training_chart(results), figures.lambda_chart(results))
     numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
     sections = [
         Section("arms", "Arms and ablations", tables=arms_tables),
         Section("family", "Every declared comparison", tables=family_tables),
-        Section(
-            "maps", "Maps and their baselines", tables=_make([tables.maps_table], results), open=only_maps
-        ),
+        Section("maps", "Maps and their baselines", tables=_some(tables.maps_table(results)), open=only_maps),
         Section(
             "paper",
             "The paper's figures and tables",
-            _make(of_paper, results),
+            of_paper,
             paper_tables(results, printed),
             open=printed,
         ),
-        Section("training", "Training", _make(training, results), open=records.empty),
+        Section("training", "Training", training, open=records.empty),
         Section("numbers", "Every number", tables=numbers),
-        Section("runs", "Runs", tables=_make([tables.runs_table], results)),
+        Section("runs", "Runs", tables=_some(tables.runs_table(results))),
     ]
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
@@ -131,12 +130,17 @@ def build_report(
         sections = [*folders, *sections]
     else:
         summary, sections = headline(results), [*sections, *folders]
+    default_title = "CLIP and DiffCLIP"
+    if results.study:
+        default_title = str(results.study["title"])
+    elif len(paths) == 1 and (Path(paths[0]) / METRICS_FILE).is_file():
+        default_title = f"Run {Path(paths[0]).resolve().name}"
     protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
     return Report(
-        title or _title(results, paths),
+        title or default_title,
         summary,
         cautions(results),
-        [chart for chart in charts if chart],
+        _some(*charts),
         table,
         sections,
         [str(text) for text in dict.fromkeys(protocols) if text][:40],
@@ -274,13 +278,5 @@ def _list_facts(facts: dict[str, Any]) -> str:
     return ", ".join(texts)
 
 
-def _title(results: Results, paths: Sequence[str | Path]) -> str:
-    if results.study:
-        return str(results.study["title"])
-    if len(paths) == 1 and (Path(paths[0]) / METRICS_FILE).is_file():
-        return f"Run {Path(paths[0]).resolve().name}"
-    return "CLIP and DiffCLIP"
-
-
-def _make(makers: Sequence[Callable[[Results], Part | None]], results: Results) -> list[Part]:
-    return [part for make in makers if (part := make(results))]
+def _some(*parts: Part | None) -> list[Part]:
+    return [part for part in parts if part]
