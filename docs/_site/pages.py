@@ -1,4 +1,4 @@
-"""MkDocs hooks: the page of commands from their help, that of the tutorial from its notebook, and the experiments."""
+"""MkDocs hooks: make the pages of commands (from their help), of the tutorial (its notebook) and of experiments."""
 
 import json
 import re

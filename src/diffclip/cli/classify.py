@@ -1,4 +1,4 @@
-"""`diffclip classify`: sort images by labels of your own."""
+"""`diffclip classify`: label images with labels of your own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def classify(
 ) -> None:
     """Label images with labels of your own, with probabilities.
 
-    Example: diffclip classify photos/ --labels "cat, dog, train" --model runs/demo/DiffCLIP
+    Example: diffclip classify photos/ --labels "cat, dog, train" --model hf-hub:hammh0a/DiffCLIP_ViTB16_CC12M
 
     Unreadable images in a folder are skipped, counted and named at the end. An image that you name must be readable.
     """

@@ -42,7 +42,7 @@ def convert(
     ] = None,
     model_name: ModelName = None,
 ) -> None:
-    """Convert weights between the published .pt, our saved folders and transformers, and from open_clip to ours.
+    """Convert weights between published .pt files, saved folders and transformers, and from open_clip.
 
     No existing file is replaced.
 

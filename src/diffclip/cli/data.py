@@ -47,7 +47,7 @@ def make_scenes(
     ] = 0,
     workers: Processes = None,
 ) -> None:
-    """Draw the built-in set: captions, classes, shifted classes, minimal pairs and questions.
+    """Draw the built-in set: captions, classes, shifted classes, minimal pairs, segmentation and questions.
 
     Example: diffclip data make-scenes data/scenes --train 20000 --seed 1
     """

@@ -62,7 +62,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
     draws: Annotated[
         int,
-        typer.Option(min=1, help="Run tasks that draw at random so many times, with seeds from --seed on."),
+        typer.Option(
+            min=1, help="How often to run each task that draws at random, with seeds from --seed on."
+        ),
     ] = 1,
     prompt: Annotated[str | None, typer.Option(help=_PROMPT)] = None,
     output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,

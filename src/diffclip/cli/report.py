@@ -22,7 +22,7 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, a study, result files (.jsonl), or folders of them.", metavar="RESULTS"
+            help="Run folders, a study, result files (.jsonl, .csv), or folders of them.", metavar="RESULTS"
         ),
     ],
     output: Annotated[

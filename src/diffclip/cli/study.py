@@ -44,7 +44,7 @@ def study(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Stop after so many minutes and save all; the same command continues."),
+        typer.Option(min=0.1, help="Stop after this many minutes and save all; the same command continues."),
     ] = None,
     only: Annotated[
         list[str] | None,

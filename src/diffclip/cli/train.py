@@ -31,8 +31,8 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Continue from the last whole checkpoint of the run, or start without one. A larger epochs= extends "
-            "the run.",
+            help="Continue from the run's last whole checkpoint; if there is no run, start one. A larger epochs= "
+            "extends the run.",
         ),
     ] = False,
     devices: Annotated[

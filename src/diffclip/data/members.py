@@ -1,4 +1,4 @@
-"""The members that are read of a sample, by their endings."""
+"""Choose the members of a tar sample to read, by the endings of their names."""
 
 from __future__ import annotations
 

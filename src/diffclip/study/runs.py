@@ -1,4 +1,4 @@
-"""Do all runs of a study, or those that are left: first the sweep, then the models and ablations.
+"""Run a study, or what is left of it: first the sweep, then the models and ablations.
 
 Each run has a process of its own (`diffclip.study.job`). A stopped run continues from its checkpoint.
 """

@@ -1,1 +1,1 @@
-"""Training: the recipe, the loop, and what a run leaves behind."""
+"""Training: recipes, the loop, checkpoints and logs."""
