@@ -137,7 +137,7 @@ def test_a_bare_name_that_two_folders_have_is_refused_with_both(tmp_path, capsys
 
 def test_names_match_however_they_are_written(tmp_path) -> None:
     source = tmp_path / "set"
-    names = ["é/1.png", "b/1.png", "2.png", "b/2.png", "c/3.png", "c/4.png", "b/5.png"]
+    names = ["é/1.png", "b/1.png", "2.png", "b/2.png", "c/3.png", "c/4.png", "b/5.png", "D/6.PNG"]
     for value, name in enumerate(names):
         write_gray(source / unicodedata.normalize("NFD", name), value)
     written = [
@@ -148,6 +148,7 @@ def test_names_match_however_they_are_written(tmp_path) -> None:
         "/home/me/set/c/3.png",
         r"C:\set\c\4.png",
         "b//5",
+        "d/6.png",
     ]
     rows = [f"{name},{value}" for value, name in enumerate(written)]
     (source / "captions.csv").write_text("\n".join(["image,caption", *rows, "./2.png,2", "q/1.png,no"]))

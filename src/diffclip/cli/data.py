@@ -66,7 +66,7 @@ def make_shards(
     captions: Annotated[
         Path | None,
         typer.Option(
-            help="File of captions: CSV, TSV, JSON lines, COCO's JSON, Flickr's token file, Parquet, or a "
+            help="File of captions: CSV, TSV, JSON, JSON lines, Flickr's token file, Parquet, or a "
             "folder that the library datasets saved. Default: captions.… in "
             "SOURCE, or one file per split (…_train_….txt), each with a folder of its own.",
             metavar="<file>",

@@ -44,11 +44,6 @@ class Members:
         advice = f", but {', '.join(others[:3])}: {ENDINGS_ADVICE}" if others else ""
         return f"has {' and '.join(lack)}{advice}"
 
-    def passed_over(self, endings: Sequence[str]) -> int:
-        """Count the samples that would be found if the endings could follow any dot of a file's name."""
-        wide = tuple((label, (*usual, *(f"*.{ending}" for ending in usual))) for label, usual in self.endings)
-        return len(choose(tuple(endings), replace(self, endings=wide))) - len(choose(tuple(endings), self))
-
     def find(self, endings: Labels) -> dict[str, list[str]]:
         """Return for each label the endings that fit it, the preferred one first."""
         return {
@@ -81,3 +76,10 @@ def choose(endings: Labels, members: Members) -> list[tuple[str, list[int]]]:
         if len(found) > 1:
             return found
     return [("", columns)] if (columns := columns_in(None)) else []
+
+
+@lru_cache
+def count_passed_over(endings: Labels, members: Members) -> int:
+    """Count the samples that would be found if the endings could follow any dot of a file's name."""
+    wide = tuple((label, (*usual, *(f"*.{ending}" for ending in usual))) for label, usual in members.endings)
+    return len(choose(endings, replace(members, endings=wide))) - len(choose(endings, members))

@@ -24,7 +24,7 @@ from diffclip.data.index import (
     stamp,
     write_index,
 )
-from diffclip.data.members import ENDINGS_ADVICE, Members, choose
+from diffclip.data.members import ENDINGS_ADVICE, Members, choose, count_passed_over
 from diffclip.data.order import Layout
 from diffclip.data.remote import RemoteShards, expand_remote, is_remote
 from diffclip.data.shards import expand_shards
@@ -142,6 +142,7 @@ class TarSet:
             self.notes += [Fault(name, note, "note") for note in notes]
             if self.window is None:
                 self._opened[number] = _select(indexes[Path(url)], members)
+            if lacks and self.window is None:
                 self.faults += _name_incomplete(indexes[Path(url)], lacks)
             elif lacks:
                 count, names = (
@@ -239,10 +240,10 @@ def _survey(header: Header, members: Members) -> tuple[int, list[str], dict[int,
     """Count the samples of a shard that have the needed members. Return their number, the oddities of the shard, and
     what the samples of each other shape lack."""
     samples, more, lacks = 0, 0, {}
-    for shape, (endings, count) in enumerate(zip(header.shapes, header.counts, strict=True)):
-        if groups := choose(tuple(endings), members):
+    for shape, (endings, count) in enumerate(zip(map(tuple, header.shapes), header.counts, strict=True)):
+        if groups := choose(endings, members):
             samples += count * len(groups)
-            more += count * members.passed_over(endings)
+            more += count * count_passed_over(endings, members)
         else:
             lacks[shape] = members.missing(endings)
     note = f"holds {more} more images with a caption, in longer endings: {ENDINGS_ADVICE}"

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from diffclip.errors import DiffCLIPError
@@ -54,11 +53,12 @@ def map_processes(
     if workers <= 1 or len(jobs) == 1:
         yield from map(work, jobs)
         return
+    # Ctrl-C reaches all processes; only this one reacts
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     # forking a process that may hold threads (torch does) can deadlock
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), ignore) as pool:
+        futures = deque(pool.submit(work, job) for job in jobs)
         try:
-            with block_signals({signal.SIGINT}):  # Ctrl-C reaches all processes; only this one reacts
-                futures = deque(pool.submit(work, job) for job in jobs)
             while futures:
                 yield futures.popleft().result()
         except KeyboardInterrupt:
@@ -71,17 +71,6 @@ def map_processes(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-@contextmanager
-def block_signals(signals: set[signal.Signals]) -> Iterator[None]:
-    """Block `signals` in a `with` block. Processes that are started in it keep the signals blocked for good."""
-    resource_tracker.ensure_running()  # if it started later, it would unblock the signals
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def leave_signals_to_parent(worker: int) -> None:
