@@ -76,8 +76,7 @@ def _import(source: str, file: Path | None) -> None:
 
 
 def find_registered(is_known: Callable[[], bool]) -> bool:
-    """Tell whether a name is known, also after loading the plugins of the process that started this one, and then the
-    installed ones."""
+    """Tell whether a name is known, if needed after loading the plugins of the parent process and installed ones."""
     if is_known():
         return True
     load_inherited()

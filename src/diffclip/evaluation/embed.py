@@ -235,7 +235,7 @@ class Setting(Generic[AnySet]):
 
     @property
     def feature_kind(self) -> str:
-        """What the features are, for the protocol of a record."""
+        """Describe the features, for the protocol of a record."""
         is_clip = isinstance(self.model, CLIP)
         return "class token before the projection" if is_clip else "the encoder's features"
 

@@ -128,7 +128,7 @@ def _costs(results: Results, model: str, against: str) -> dict[str, str]:
 
 
 def _comparison_note(verdicts: pd.DataFrame, has_paper: bool, by: str) -> str:
-    """Say what the numbers of a table of verdicts are."""
+    """Explain the numbers of a table of verdicts."""
     tests, shares = set(verdicts["test"].dropna()), verdicts["share"].astype(bool)
     words = {"paired": "a paired t test where runs are pairs", "welch": "Welch's t test over all runs"}
     test = " and ".join(text for name, text in words.items() if name in tests)

@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What `save_weights` keeps about the training."""
+        """The facts about the training that `save_weights` keeps."""
         facts = {name: getattr(self, name) for name in ("label", "seed", "init", "data", "steps")}
         return {name: value for name, value in facts.items() if value is not None}
 
