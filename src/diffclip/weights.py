@@ -296,7 +296,7 @@ def save_weights(
 
 
 def read_origin(folder: Path) -> dict[str, Any]:
-    """Read the facts about the training that `save_weights` kept: label, seed, init, data and steps; empty if nothing."""
+    """Read the facts about the training beside the weights: label, seed, init, data and steps; perhaps none."""
     with suppress(OSError, ValueError):
         fields = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         origin = fields.get(_ORIGIN) if isinstance(fields, dict) else None

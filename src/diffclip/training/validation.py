@@ -75,7 +75,8 @@ def _unshard(model: CLIP, attention_backend: str) -> CLIP:
 
 @dataclass
 class _Share:
-    """The embeddings of one process: features, the number of captions of each image, the first images with a caption, broken
+    """The embeddings of one process: features, the number of captions of each image, the first images with a caption,
+    broken
     images, and the error if no image of its share can be read."""
 
     images: list[Tensor] = field(default_factory=list)
