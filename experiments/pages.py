@@ -16,6 +16,7 @@ from diffclip.evaluation.verdicts import write_verdicts
 from diffclip.files import write_text
 from diffclip.report.frame import read_results
 from diffclip.report.page import build_report, write_markdown
+from experiments.needle_converged import needle
 
 LINE = "<!-- make experiments writes the rest -->"
 
@@ -43,3 +44,5 @@ if __name__ == "__main__":
     for folder in (table.parent for table in tables):
         if folder.name in sys.argv[1:] or not sys.argv[1:]:
             write_page(folder)
+    if needle.RUNS.parent.name in sys.argv[1:] or not sys.argv[1:]:
+        needle.write_page(needle.read_runs())
