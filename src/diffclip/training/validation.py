@@ -76,8 +76,7 @@ def _unshard(model: CLIP, attention_backend: str) -> CLIP:
 @dataclass
 class _Share:
     """The embeddings of one process: features, the number of captions of each image, the first images with a caption,
-    broken
-    images, and the error if no image of its share can be read."""
+    broken images, and the error if no image of its share can be read."""
 
     images: list[Tensor] = field(default_factory=list)
     texts: list[Tensor] = field(default_factory=list)
