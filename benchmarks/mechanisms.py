@@ -37,9 +37,9 @@ HEAD = """# Mechanisms
 
 Every kind of attention in the package. Parameters are those of `{size}` with this kind in both
 towers, relative to plain CLIP. The step time is a training step of experiment A's size on one CPU
-thread, relative to plain CLIP's. Verdicts are against CLIP, one for each endpoint of the
-[experiments](../experiments/README.md), corrected as each experiment declares. [Your own kind](plugin.md) needs
-one file.
+thread, relative to plain CLIP's (–: not measured). Verdicts are against CLIP, one for each endpoint of
+the [experiments](../experiments/README.md), corrected as each experiment declares.
+[Your own kind](plugin.md) needs one file.
 
 | attention | what it is | source | parameters | step time | verdicts |
 | --- | --- | --- | ---: | ---: | --- |
