@@ -248,8 +248,8 @@ def check(
     if output is not None:
         write_text(output, json.dumps(asdict(result), indent=1) + "\n")
         typer.echo(f"wrote {output}")
-    if strict and (faults := len(result.skipped) + len(unreadable)):
-        raise InputError(f"{faults:,} faults in {', '.join(shards)}: mend or remove what is named above")
+    if strict and (count := len(result.skipped) + len(unreadable)):
+        raise InputError(f"{count:,} faults in {', '.join(shards)}: mend or remove what is named above")
 
 
 def _rows(result: Check) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ import torch
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.training.stopping import LAUNCHED_BY, NOTHING_TO_SAVE, STOP_SIGNALS
 
+_MEETING = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
 _SAVE_SECONDS = 300  # that processes have to save after a signal to stop
 
 
@@ -46,21 +47,18 @@ class Hardware:
         if self.accelerator == "cuda" and not cuda:
             raise InputError("torch sees no GPU: leave --accelerator out, or give --accelerator cpu")
         started = launched_sizes()
-        if started is None:
-            devices = self.devices if self.devices != "auto" else (torch.cuda.device_count() if cuda else 1)
-            nodes = self.nodes
-            if nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"} <= os.environ.keys():
-                raise InputError(
-                    f"{nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
-                    "port on every node, and NODE_RANK to the node's number from 0"
-                )
-        else:
-            devices, nodes = started
-            if self.devices not in ("auto", 1, devices) or self.nodes not in (1, nodes):
-                raise InputError(
-                    f"--devices {self.devices} --nodes {self.nodes} contradicts the {devices} processes on each of "
-                    f"{nodes} nodes that were started: leave --devices and --nodes out under torchrun and srun"
-                )
+        if started is None and self.nodes > 1 and not os.environ.keys() >= _MEETING:
+            raise InputError(
+                f"{self.nodes} nodes meet at the address of the first: set MASTER_ADDR to it and MASTER_PORT to a free "
+                "port on every node, and NODE_RANK to the node's number from 0"
+            )
+        own = self.devices if self.devices != "auto" else torch.cuda.device_count() if cuda else 1
+        devices, nodes = started or (own, self.nodes)
+        if self.devices not in ("auto", 1, devices) or self.nodes not in (1, nodes):
+            raise InputError(
+                f"--devices {self.devices} --nodes {self.nodes} contradicts the {devices} processes on each of "
+                f"{nodes} nodes that were started: leave --devices and --nodes out under torchrun and srun"
+            )
         if cuda and devices > torch.cuda.device_count():
             raise InputError(
                 f"{devices} processes per node need {devices} GPUs, and torch sees {torch.cuda.device_count()}: lower "
