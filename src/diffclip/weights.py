@@ -12,8 +12,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -58,12 +58,14 @@ def _find_weights(path: str | Path) -> Path:
 
 
 class Weights(NamedTuple):
-    """The contents of a weights file: the tensors under our names, whether the file had the published layout, and the
-    configuration saved with them, if any."""
+    """The contents of a weights file: the tensors under our names, whether the file had the published layout, and, if
+    they were saved with it, the configuration and facts about the training (`label`, `seed`, `init`, `data`, `steps`).
+    """
 
     state: dict[str, Tensor]
-    published: bool
-    config: CLIPConfig | None
+    published: bool = False
+    config: CLIPConfig | None = None
+    origin: Mapping[str, Any] = MappingProxyType({})
 
 
 def read_weights(path: str | Path) -> Weights:
@@ -76,7 +78,8 @@ def read_weights(path: str | Path) -> Weights:
     tensors, contents = _read_file(file)
     state = _without_wrappers(tensors, file)
     published = is_published(state)
-    return Weights(from_published(state) if published else state, published, _config_of(file, contents))
+    config, origin = _config_of(file, contents)
+    return Weights(from_published(state) if published else state, published, config, origin)
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -158,22 +161,22 @@ def first_names(names: Iterable[object]) -> str:
     return ", ".join(listed[:_NAMED]) + (", …" if len(listed) > _NAMED else "")
 
 
-def _config_of(file: Path, contents: object) -> CLIPConfig | None:
-    """Return the configuration beside the weights, else the one in `contents` of their file."""
+def _config_of(file: Path, contents: object) -> tuple[CLIPConfig | None, dict[str, Any]]:
+    """Return the configuration and the origin beside the weights, else those in `contents` of their file."""
     config_file = file.with_name(CONFIG_FILE)
     if file.name == WEIGHTS_FILE and config_file.is_file():
         return _parse(config_file.read_bytes(), config_file)
     if not isinstance(contents, Mapping):
-        return None
+        return None, {}
     # open_clip's trainer keeps it in the metadata of the state dict
     metadata = getattr(contents.get("state_dict", contents), "_metadata", None)
     candidates = [contents, *(metadata.values() if isinstance(metadata, Mapping) else ())]
     texts = (candidate.get(CONFIG_KEY) for candidate in candidates if isinstance(candidate, Mapping))
     text = next((text for text in texts if isinstance(text, str)), None)
-    return None if text is None else _parse(text, file)
+    return (None, {}) if text is None else _parse(text, file)
 
 
-def _parse(text: str | bytes, file: Path) -> CLIPConfig:
+def _parse(text: str | bytes, file: Path) -> tuple[CLIPConfig, dict[str, Any]]:
     try:
         fields = json.loads(text)
     except ValueError as error:
@@ -182,8 +185,16 @@ def _parse(text: str | bytes, file: Path) -> CLIPConfig:
         raise InputError(f"{file} is not a model's configuration: save the model again")
     if "model_type" in fields:
         raise InputError(f"{file.parent} was saved by transformers: give transformers:{file.parent}")
-    fields.pop(_ORIGIN, None)
-    return parse_config(fields, str(file))
+    origin = fields.pop(_ORIGIN, None)
+    known = origin.items() if isinstance(origin, dict) else ()
+    kinds = {"label": str, "seed": int, "init": str, "data": str, "steps": int}
+    facts = {name: value for name, value in known if isinstance(value, kinds.get(name, ()))}
+    return parse_config(fields, str(file)), facts
+
+
+def _config_text(model: CLIP, origin: Mapping[str, Any] | None, indent: int | None = None) -> str:
+    fields = model.config.model_dump(mode="json") | ({_ORIGIN: dict(origin)} if origin else {})
+    return json.dumps(fields, indent=indent, ensure_ascii=False)
 
 
 def load_weights(model: CLIP, path: str | Path) -> CLIP:
@@ -209,7 +220,7 @@ def put_weights(model: CLIP, weights: Weights, source: str | Path) -> CLIP:
 
     A model on the device "meta" goes to the CPU if the weights fit.
     """
-    state, published, config = weights
+    state, published, config, _ = weights
     check_fit(model, state, source)
     if model.logit_scale.is_meta:
         model.to_empty(device="cpu")
@@ -284,39 +295,27 @@ def save_weights(
 
     Args:
         state: the model's state dict if it has been gathered from several processes.
-        origin: facts about the training, for `read_origin`.
+        origin: facts about the training, which `Weights.origin` has again.
     """
     model = _unwrapped(model)
     state = model.state_dict() if state is None else state
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with write_atomically(Path(folder) / WEIGHTS_FILE) as temporary:
-        save_tensors(state, temporary, {CONFIG_KEY: model.config.model_dump_json()})
-    fields = model.config.model_dump(mode="json") | ({_ORIGIN: dict(origin)} if origin else {})
-    write_text(Path(folder) / CONFIG_FILE, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+        save_tensors(state, temporary, {CONFIG_KEY: _config_text(model, origin)})
+    write_text(Path(folder) / CONFIG_FILE, _config_text(model, origin, indent=2) + "\n")
 
 
-def read_origin(folder: Path) -> dict[str, Any]:
-    """Read the facts about the training beside the weights: label, seed, init, data and steps; perhaps none."""
-    with suppress(OSError, ValueError):
-        fields = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        origin = fields.get(_ORIGIN) if isinstance(fields, dict) else None
-        if isinstance(origin, dict):
-            kinds = {"label": str, "seed": int, "init": str, "data": str, "steps": int}
-            return {name: origin[name] for name, kind in kinds.items() if isinstance(origin.get(name), kind)}
-    return {}
-
-
-def save_published(model: CLIP, file: str | Path) -> None:
+def save_published(model: CLIP, file: str | Path, origin: Mapping[str, Any] | None = None) -> None:
     """Write a `.pt` file in the published layout: `state_dict` with `module.` before each name.
 
-    The file also holds the configuration as JSON text, so that nothing is lost when it is read again; other readers
-    ignore it. A disk error raises `InputError`.
+    The file also holds the configuration and `origin` as JSON text, so that nothing is lost when it is read again;
+    other readers ignore it. A disk error raises `InputError`.
     """
     model = _unwrapped(model)
     state = to_published(model.state_dict(), model.config)
     contents = {
         "state_dict": {f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()},
-        CONFIG_KEY: model.config.model_dump_json(),
+        CONFIG_KEY: _config_text(model, origin),
     }
     # if writing fails, torch leaves a file open that it opened itself; `with` closes ours
     with write_atomically(file) as temporary, temporary.open("wb", buffering=0) as handle:

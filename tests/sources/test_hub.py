@@ -11,9 +11,10 @@ from huggingface_hub import HfApi
 from in_process import diffclip_command
 
 import diffclip
-from diffclip import InputError
+from diffclip import CLIP, InputError
 from diffclip.evaluation.records import Record, write_records
 from diffclip.sources.hub import push_to_hub
+from diffclip.weights import weights_digest
 
 
 def run_folder(model_folder: Path, folder: Path) -> Path:
@@ -22,8 +23,15 @@ def run_folder(model_folder: Path, folder: Path) -> Path:
     return folder
 
 
-def write_results(file: Path, weights: Path, **facts: Any) -> Path:
-    fields = {"model": "m", "weights": str(weights), "dataset": "cifar10", "split": "test", "protocol": ""}
+def write_results(file: Path, model: CLIP, **facts: Any) -> Path:
+    fields = {
+        "model": "m",
+        "weights": "w",
+        "digest": weights_digest(model)[:16],
+        "dataset": "cifar10",
+        "split": "test",
+        "protocol": "",
+    }
     numbers = {"task": "zero-shot", "metric": "acc1", "value": 0.5, "count": 10, "low": 0.4, "high": 0.6}
     write_records(file, [Record(**fields, **numbers, seed=7, **facts)])
     return file
@@ -60,27 +68,32 @@ def test_a_run_is_pushed_and_loaded_again(model_folder, tmp_path, monkeypatch) -
         diffclip.load("hf-hub:me/gone")
 
 
-def test_a_dry_run_shows_the_card_and_sends_nothing(model_folder: Path, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_card_and_sends_nothing(
+    model_folder: Path, save_model: Any, tmp_path: Path
+) -> None:
+    """The digest of the weights decides which results belong to a model, under any name and after a conversion."""
     run = run_folder(model_folder, tmp_path / "run")
-    weights = run / "checkpoints" / "best"
-    results = write_results(tmp_path / "results.jsonl", weights)
-    foggy = write_results(tmp_path / "foggy.jsonl", weights, corruption="fog", severity=3)
+    assert diffclip_command("convert", run, tmp_path / "converted").returncode == 0
+    model = diffclip.load(run)[0]
+    results = write_results(tmp_path / "results.jsonl", model)
+    foggy = write_results(tmp_path / "foggy.jsonl", model, corruption="fog", severity=3)
     options = ["--results", results, "--results", foggy, "--license", "mit", "--dry-run"]
-    done = diffclip_command("push", run, "me/mine", *options)
-    assert done.returncode == 0, done.stderr
-    assert "model.safetensors: " in done.stdout
-    for part in (
-        "license: mit",
-        "| data | cc3m/*.tar |",
-        "| seed | 7 |\n| weights | start |\n| epochs | 3 |",
-        "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
-        "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
-        'diffclip.load("hf-hub:me/mine")',
+    for source, training in (
+        (run, "| data | cc3m/*.tar |\n| seed | 7 |\n| weights | start |\n| epochs | 3 |"),
+        (tmp_path / "converted", "| data | cc3m |\n| seed | 7 |"),
     ):
-        assert part in done.stdout
-    # records of another model, and of the same run at an earlier step
-    for source, facts in ((tmp_path / "other", {}), (weights, {"steps": 5})):
-        file = write_results(tmp_path / "other.jsonl", source, **facts)
-        refused = diffclip_command("push", run, "me/mine", "--results", file, "--dry-run")
-        assert refused.returncode == 2
-        assert "has no record of" in refused.stderr
+        done = diffclip_command("push", source, "me/mine", *options)
+        assert done.returncode == 0, done.stderr
+        for part in (
+            training,
+            "model.safetensors: ",
+            "license: mit",
+            "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
+            "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
+            'diffclip.load("hf-hub:me/mine")',
+        ):
+            assert part in done.stdout
+    other = write_results(tmp_path / "other.jsonl", diffclip.load(save_model(tmp_path / "other", 1))[0])
+    refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")
+    assert refused.returncode == 2
+    assert "has no record of the weights of" in refused.stderr

@@ -83,12 +83,13 @@ def convert(
         from diffclip.sources.to_differential import to_differential as make_differential
 
         model = make_differential(model, seed or 0)
+    origin = None if to_differential else loaded.origin
     if published:
-        save_published(model, target)
+        save_published(model, target, origin)
     elif to_transformers:
         from diffclip.integrations.transformers import save_transformers
 
         save_transformers(model, target)
     else:
-        save_weights(model, target, origin=None if to_differential else loaded.origin)
+        save_weights(model, target, origin=origin)
     print(f"{target}: {name_of(model.config)}, {sum(p.numel() for p in model.parameters()):,} parameters")

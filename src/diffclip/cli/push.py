@@ -36,17 +36,18 @@ def push(
     loaded = load_with_origin(model)
     from diffclip.evaluation.records import read_records
     from diffclip.sources.hub import push_to_hub, write_folder
+    from diffclip.weights import weights_digest
 
+    digest = weights_digest(loaded.model)
     records = [
         record
         for file in results or ()
         for record in read_records(file)
-        # compare the steps too: the link `best` may have moved since the evaluation
-        if record.weights in (model, loaded.weights) and record.steps == loaded.steps
+        if record.digest and digest.startswith(record.digest)
     ]
     if results and not records:
         raise InputError(
-            f"{results[0]} has no record of {loaded.weights} as it is now: evaluate the model that you push"
+            f"{results[0]} has no record of the weights of {loaded.weights}: evaluate the model that you push"
         )
     about: dict[str, Any] = {
         "origin": loaded.origin,

@@ -61,6 +61,7 @@ class Record(BaseModel):
         init: the init of the model ("matched" or "published").
         data: the training set.
         steps: the number of training steps.
+        digest: the first 16 hexadecimal digits of the hash of the weights (`diffclip.weights.weights_digest`).
         seconds: the time that the measurement took; in a `cost` record, the time that the training took.
     """
 
@@ -94,6 +95,7 @@ class Record(BaseModel):
     init: str | None = None
     data: str | None = None
     steps: int | None = None
+    digest: str | None = None
     seconds: FiniteFloat | None = None
 
 
@@ -122,14 +124,14 @@ def write_records(path: str | Path, records: Iterable[Record]) -> None:
 def write_table(folder: Path, records: Iterable[Record]) -> None:
     """Write `results.csv` and `protocols.yaml` into a folder, with numbers of six significant digits.
 
-    Records of single layers and heads are left out, as are the fields `weights` and `seconds`: they would be most of
-    the file.
+    Records of single layers and heads are left out, as are the fields `weights`, `digest` and `seconds`: they would be
+    most of the file.
     """
     rows, keys, protocols = [], dict[str, str](), dict[str, Any]()
     for record in records:
         if record.layer is not None or record.head is not None:
             continue
-        fields = record.model_dump(mode="json", exclude={"weights", "seconds"}, exclude_none=True)
+        fields = record.model_dump(mode="json", exclude={"weights", "digest", "seconds"}, exclude_none=True)
         shared = {name: value for name, value in fields.items() if name not in _IN_TABLE}
         content = json.dumps(shared, sort_keys=True)
         if content not in keys:

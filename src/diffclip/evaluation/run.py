@@ -323,7 +323,8 @@ def _measure(
     scores = run_task(task, setting)
     seconds = time.monotonic() - started
     model = {name: getattr(loaded, name) for name in ("weights", "seed", "init", "data", "steps")}
-    records = results.add(scores, stamp, model=loaded.label, **model, seconds=round(seconds, 3))
+    model |= {"model": loaded.label, "digest": digest[:16] or None, "seconds": round(seconds, 3)}
+    records = results.add(scores, stamp, **model)
     return Measured(entry, setting.draw, records, data.faults, seconds)
 
 

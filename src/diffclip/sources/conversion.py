@@ -49,7 +49,7 @@ def assemble(
     )
     if odd := sorted(name for name, _ in ours ^ loaded):
         raise refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
-    return put_weights(model, Weights(state, published=False, config=None), source).eval()
+    return put_weights(model, Weights(state), source).eval()
 
 
 @torch.no_grad()

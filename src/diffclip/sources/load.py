@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,14 +82,14 @@ def load(
     Raises:
         InputError: `source` has no usable weights, or weights of another model than `model`.
     """
-    return _load(source, model, image_size, context_length)
+    return _load(source, model, image_size, context_length)[0]
 
 
 def load_clip(
     source: str | Path, image_size: int | None = None, context_length: int | None = None
 ) -> tuple[CLIP, EvalTransform, Tokenizer]:
     """Load a `CLIP` as `load` does; a model of a library that cannot be converted is refused with the reason."""
-    return _load(source, None, image_size, context_length, only_clip=True)
+    return _load(source, None, image_size, context_length, only_clip=True)[0]
 
 
 def _load(
@@ -97,13 +98,15 @@ def _load(
     image_size: int | None = None,
     context_length: int | None = None,
     only_clip: bool = False,
-) -> tuple[Any, Any, Any]:
+) -> tuple[tuple[Any, Any, Any], Mapping[str, Any]]:
+    """Load a model with its preparation and tokenizer; return them, and the facts that are saved with the weights."""
     import torch
 
     from diffclip.model import CLIP
     from diffclip.sources.hub import locate
     from diffclip.weights import put_weights, read_weights
 
+    origin: Mapping[str, Any] = {}
     if library_of(source):
         if name is not None:
             raise InputError(f"{source} names its model already: leave the model's name out")
@@ -111,7 +114,7 @@ def _load(
         if not isinstance(model, CLIP):
             if image_size is not None or context_length is not None:
                 raise InputError(f"{source} is used as it is: leave image size and context length out")
-            return model
+            return model, origin
     else:
         path = locate(source)
         weights = read_weights(path)
@@ -119,7 +122,8 @@ def _load(
         with torch.device("meta"):
             model = CLIP(_resolve_config(weights, path, name), seed=0)
         put_weights(model, weights, path)
-    return prepare(model, image_size, context_length)
+        origin = weights.origin
+    return prepare(model, image_size, context_length), origin
 
 
 def _read_library(source: str, only_clip: bool) -> CLIP | tuple[Any, Any, Any]:
@@ -230,8 +234,8 @@ def load_with_origin(
         return Loaded(*loaded, name_of_model(loaded[0]), RANDOM)
     checkpoint = Path(path).resolve()  # the link `best` of a run that still trains may change
     in_run = checkpoint.parent.name == "checkpoints" and checkpoint.exists()
-    found = _load(checkpoint if in_run else path, model_name, image_size, only_clip=only_clip)
-    facts = _read_facts(checkpoint) if in_run else _read_origin(path)
+    found, origin = _load(checkpoint if in_run else path, model_name, image_size, only_clip=only_clip)
+    facts = _read_facts(checkpoint) if in_run else dict(origin)
     return Loaded(*found, facts.pop("label", None) or name_of_model(found[0]), path, **facts)
 
 
@@ -244,14 +248,6 @@ def name_of_model(model: Any) -> str:
         return name_of(model.config)
     source = str(getattr(model, "source", type(model).__name__))
     return source.partition(":")[2] or source
-
-
-def _read_origin(path: str) -> dict[str, Any]:
-    """Return the facts that `convert` or `push` wrote beside the weights of a saved folder or a name on the hub."""
-    from diffclip.sources.hub import locate
-    from diffclip.weights import read_origin
-
-    return {} if library_of(path) else read_origin(locate(path))
 
 
 def recipe_of(run: Path) -> dict[str, Any] | None:

@@ -230,7 +230,7 @@ def load_transformers(place: str | Path, source: str) -> CLIP:
     }
     with torch.device("meta"):
         model = CLIP(config, seed=0)
-    return put_weights(model, Weights(state, published=False, config=None), source).eval()
+    return put_weights(model, Weights(state), source).eval()
 
 
 def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
