@@ -351,12 +351,16 @@ def explain(error: ValidationError, known: str | None = None) -> str:
 
     The field `known` is left unnamed.
     """
-    messages = []
+    fields: dict[str, list[str]] = {}
     for fault in error.errors():
         field = ".".join(str(key) for key in fault["loc"])
         words = _FAULTS.get(fault["type"], fault["msg"].replace("{", "{{").replace("}", "}}"))
         message = words.format(value=fault["input"], **fault.get("ctx", {}))
-        messages.append(message if field in ("", known) else f"{field}: {message}")
+        fields.setdefault(message, []).append("" if field == known else field)
+    messages = [
+        ": ".join(filter(None, (" and ".join(filter(None, names)), message)))
+        for message, names in fields.items()
+    ]
     rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
     return "; ".join(messages[:_NAMED_FAULTS]) + rest
 

@@ -129,9 +129,8 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
         )
         raise InputError(f"{file} holds no state_dict, {holds}: give a file with a model's weights")
     if averaged and len(states) > 1:
-        say_once(
-            f"{file}: the averaged weights {averaged[0]} are taken, not {', '.join(states.keys() - averaged)}"
-        )
+        others = ", ".join(key for key in states if key != averaged[0])
+        say_once(f"{file}: the averaged weights {averaged[0]} are taken, not {others}")
     state = states[chosen[0]]
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):

@@ -261,9 +261,14 @@ def test_code_in_weights_is_not_run(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "ran",))
 
     torch.save({"state_dict": Trap()}, tmp_path / "trap.pt")
-    with pytest.raises(InputError, match="reading that could run code"):
+    with pytest.raises(InputError, match="wants to run"):
         load_clip(f"open_clip:ViT-B-32:{tmp_path / 'trap.pt'}")
     assert not (tmp_path / "ran").exists()
+    (tmp_path / "page.pt").write_text("<!DOCTYPE html>")
+    with pytest.raises(InputError, match=r"page\.pt is not a file of torch\.save"):
+        load_clip(f"open_clip:ViT-B-32:{tmp_path / 'page.pt'}")
+    with pytest.raises(InputError, match="is a file: give a folder"):
+        load_clip(f"transformers:{tmp_path / 'page.pt'}")
 
 
 def test_every_command_takes_models_of_other_libraries(tiny: Path, tmp_path: Path) -> None:

@@ -92,12 +92,19 @@ def test_stage_1_trains_only_the_connector_and_writes_metrics(first: Path, saved
     assert [path.name for path in sorted(first.glob("checkpoint-*"))] == ["checkpoint-10", "checkpoint-8"]
 
 
-def test_stage_2_trains_the_connector_and_the_language_model(first: Path, read: Read, tmp_path: Path) -> None:
-    assert train_stage(read(f"stage2.start={first}"), 2, tmp_path / "second") == 3
+def test_stage_2_trains_the_language_model_and_resumes_with_its_weights(
+    first: Path, read: Read, tmp_path: Path
+) -> None:
+    recipe = read(f"stage2.start={first}", "stage2.epochs=2")
+    assert train_stage(recipe, 2, tmp_path / "second") == 6
     parts = {"multi_modal_projector", "language_model"}
     assert changed(weights(first), weights(tmp_path / "second")) == parts
     model, _ = load_vlm(tmp_path / "second")
     assert model.lm_head.weight is model.get_input_embeddings().weight
+    with stopped_after_a_save():
+        train_stage(recipe, 2, tmp_path / "stopped")
+    assert train_stage(recipe, 2, tmp_path / "stopped", resume=True) == 6
+    assert not changed(weights(tmp_path / "second"), weights(tmp_path / "stopped"))
 
 
 def test_a_connector_of_two_layers_trains_and_is_loaded(read: Read, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from diffclip.sources.conversion import (
 )
 from diffclip.sources.hub import check_reachable
 from diffclip.sources.wrapped import LibraryTransform, WrappedModel
+from diffclip.weights import read_tensors
 
 _SCHEMAS = (
     "hf-hub",
@@ -74,10 +75,9 @@ def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedMo
         try:
             model = open_clip.create_model(architecture, weights_only=True, **options)
         except pickle.UnpicklingError as error:
-            raise InputError(
-                f"{source}: {weights} holds more than tensors, and reading that could run code: give a file with "
-                "tensors alone, such as a .safetensors"
-            ) from error
+            if Path(weights).is_file():
+                read_tensors(Path(weights))  # our reader says what is wrong
+            raise InputError(f"{source} would run code: give a file with tensors alone") from error
         tokenizer = open_clip.get_tokenizer(architecture)
     if options.get("quick_gelu") != _is_quick(architecture) and "quick_gelu" in options:
         taken = "QuickGELU" if options["quick_gelu"] else "GELU"

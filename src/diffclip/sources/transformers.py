@@ -105,6 +105,8 @@ def read_transformers(
         Our `CLIP`, or the model with its preparation and tokenizer (None for a model without texts).
     """
     source = f"transformers:{name}"
+    if Path(name).is_file():
+        raise InputError(f"{source} is a file: give a folder that transformers saved, or a name on the hub")
     with silence_warnings(), hide_progress_bar(), explain_errors(f"{source} cannot be read", WAY_OUT):
         kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
         if kind == "diffclip":
