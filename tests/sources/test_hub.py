@@ -76,8 +76,8 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(
     assert diffclip_command("convert", run, tmp_path / "converted").returncode == 0
     model = diffclip.load(run)[0]
     results = write_results(tmp_path / "results.jsonl", model)
-    foggy = write_results(tmp_path / "foggy.jsonl", model, corruption="fog", severity=3)
-    options = ["--results", results, "--results", foggy, "--license", "mit", "--dry-run"]
+    layer = write_results(tmp_path / "layer.jsonl", model, layer=1)
+    options = ["--results", results, "--results", layer, "--license", "mit", "--dry-run"]
     for source, training in (
         (run, "| data | cc3m/*.tar |\n| seed | 7 |\n| weights | start |\n| epochs | 3 |"),
         (tmp_path / "converted", "| data | cc3m |\n| seed | 7 |"),
@@ -89,10 +89,10 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(
             "model.safetensors: ",
             "license: mit",
             "| zero-shot | cifar10, test | acc1 | 0.5000 | 0.4000 to 0.6000 | 10 |",
-            "| zero-shot | cifar10, test, corruption fog, severity 3 | acc1 |",
             'diffclip.load("hf-hub:me/mine")',
         ):
             assert part in done.stdout
+        assert done.stdout.count("| zero-shot |") == 1  # headlines alone
     other = write_results(tmp_path / "other.jsonl", diffclip.load(save_model(tmp_path / "other", 1))[0])
     refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")
     assert refused.returncode == 2

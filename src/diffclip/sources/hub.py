@@ -48,7 +48,6 @@ model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 
 {license}
 """
-_FACTS = ("templates", "corruption", "severity", "epsilon", "map", "draw")
 
 
 def locate(source: str | Path, cache_dir: str | None = None) -> Path:
@@ -143,18 +142,16 @@ def _format_training(recipe: Mapping[str, Any] | None) -> str:
 
 
 def _format_results(records: Iterable[Record]) -> str:
-    rows = []
-    seen = set()
+    rows: dict[tuple[str, str, str], str] = {}
     for record in records:
-        facts = [f"{fact} {value}" for fact in _FACTS if (value := getattr(record, fact)) is not None]
-        measured = ", ".join([record.dataset, record.split, *facts])
-        # the first number of a task is its headline; layers and heads are for the maps
-        if record.value is None or record.layer is not None or (record.task, measured) in seen:
+        # the first number of a task on a set is its headline
+        key = (record.task, record.dataset, record.split)
+        if key in rows or record.value is None or record.corruption or record.layer:
             continue
-        seen.add((record.task, measured))
         interval = "" if record.low is None else f"{record.low:.4f} to {record.high:.4f}"
-        rows.append(
-            f"| {record.task} | {measured} | {record.metric} | {record.value:.4f} | {interval} | {record.count} |"
+        rows[key] = (
+            f"| {record.task} | {record.dataset}, {record.split} | {record.metric} | {record.value:.4f} | {interval} | "
+            f"{record.count} |"
         )
     header = ["| task | dataset | metric | value | 95 % interval | items |", "| --- " * 6 + "|"]
-    return "\n".join(header + rows) if rows else "Not stated."
+    return "\n".join([*header, *rows.values()]) if rows else "Not stated."

@@ -5,6 +5,7 @@ A folder of ours in transformers' layout (`diffclip convert --transformers`) has
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -141,36 +142,23 @@ def _wrap(name: str, source: str) -> tuple[WrappedModel, LibraryTransform, Any]:
         )
     model = read_whole(AutoModel, name, source, dtype=torch.float32, **options)
     processor: Any = AutoImageProcessor.from_pretrained(name, **options)  # type: ignore[no-untyped-call]
-    as_numbers = (
-        (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,) * 3, (1.0,) * 3)
+    statistics = (processor.image_mean, processor.image_std)
+    preprocess = LibraryTransform(
+        lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0],
+        statistics if processor.do_normalize else ((0.0,) * 3, (1.0,) * 3),
+        processor.to_json_string(),
     )
-
-    def prepare(image: Any) -> Tensor:
-        prepared: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return prepared
-
-    preprocess = LibraryTransform(prepare, as_numbers, processor.to_json_string())
     if not hasattr(model, "get_image_features"):
         if model.main_input_name != "pixel_values":
             raise InputError(f"{source} has no image encoder: give a model of images, or of images and texts")
-        return (
-            WrappedModel(model, source, lambda images: features_of(model(pixel_values=images))),
-            preprocess,
-            None,
-        )
+        encoder = WrappedModel(model, source, lambda images: features_of(model(pixel_values=images)))
+        return encoder, preprocess, None
     tokenizer = AutoTokenizer.from_pretrained(name, **options)
     text = getattr(config, "text_config", config)
-    longest = min(
-        tokenizer.model_max_length, getattr(text, "max_position_embeddings", tokenizer.model_max_length)
-    )
+    longest = min(tokenizer.model_max_length, getattr(text, "max_position_embeddings", math.inf))
     # a model that takes no mask was trained with texts of one length
     padding = "longest" if "attention_mask" in tokenizer.model_input_names else "max_length"
-
-    def tokenize(texts: Any) -> Any:
-        return tokenizer(
-            list(texts), padding=padding, truncation=True, max_length=longest, return_tensors="pt"
-        )
-
+    how = {"padding": padding, "truncation": True, "max_length": longest, "return_tensors": "pt"}
     wrapped = WrappedModel(
         model,
         source,
@@ -178,7 +166,7 @@ def _wrap(name: str, source: str) -> tuple[WrappedModel, LibraryTransform, Any]:
         lambda tokens: features_of(model.get_text_features(**tokens)),
         getattr(model, "logit_scale", None),
     )
-    return wrapped, preprocess, tokenize
+    return wrapped, preprocess, lambda texts: tokenizer(list(texts), **how)
 
 
 def features_of(output: Any) -> Tensor:
@@ -315,17 +303,15 @@ def preprocess_of(processor: Any, image_size: int, source: str) -> PreprocessCon
 
 def read_preprocess(place: str | Path, image_size: int, source: str) -> PreprocessConfig | None:
     """Read the image preprocessing from the processor at `place` (a folder or hub name); None without a processor."""
-    local = Path(place).is_dir()
-    if local and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
+    if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in _PROCESSOR_FILES):
         return None
+    kind: Any = AutoImageProcessor
     try:
-        processor: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
-            place, trust_remote_code=False
-        )
-    except OSError:  # a repository on the hub without a processor
-        if local:
+        processor = kind.from_pretrained(place, trust_remote_code=False)
+    except OSError:
+        if Path(place).is_dir():
             raise
-        return None
+        return None  # a repository on the hub without a processor
     return preprocess_of(processor, image_size, source)
 
 
