@@ -1,7 +1,7 @@
 """Intervals and tests: over items (one trained model), and over training runs (a method).
 
-An interval or test over items holds for these trained weights and other test items. Only a comparison over runs
-(`compare_runs`) holds for methods. Values are fractions; tests are two-sided unless they say otherwise.
+Over items, an interval holds for these trained weights and other test items. Values are fractions; tests are two-sided
+unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def mean_interval(values: ArrayLike, clusters: ArrayLike | None = None, bounds: 
     Args:
         values: [n] outcomes of items.
         clusters: [n]; items of one cluster (the captions of an image) are resampled together.
-        bounds: limits of the metric. If every cluster has the same outcome, the bootstrap collapses to a point. With
-            bounds, the half-width is then Wilson's upper limit for 0 successes in one trial per cluster, cut at them.
+        bounds: limits of the metric. If all outcomes are equal, the half-width is Wilson's upper limit for 0 successes
+            in one trial per cluster, cut at the limits; without limits it is 0.
     """
     low, high = mean_intervals(np.asarray(values, dtype=np.float64)[:, None], clusters, [bounds])[0]
     return float(low), float(high)
@@ -137,29 +137,25 @@ def _percentiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class RunTest(NamedTuple):
-    """Mean of one arm's runs minus that of another, with interval and p.
-
-    `p` is two-sided. `p_equivalent` is the p of two one-sided tests (Schuirmann 1987): the difference lies inside the
-    margin; NaN without one.
-    """
+    """Mean of one arm's runs minus that of another, with its 95 % interval, and p. `p_equivalent` is the p of two
+    one-sided tests (Schuirmann 1987): the difference lies inside the margin; NaN without one."""
 
     difference: float
     low: float
     high: float
     p: float
-    p_equivalent: float
+    p_equivalent: float = math.nan
 
 
 def compare_runs(values: ArrayLike, against: ArrayLike, paired: bool, margin: float | None = None) -> RunTest:
     """Compare the runs of two arms by a t test: paired, or Welch's, which assumes no equal variances.
 
+    If no run varies, so that no t is defined, p is 1 for equal values and 0 for a constant difference.
+
     Args:
         values: [n] at least two; one per run.
         against: [m]; n if `paired`, where run i has the seed of run i of `values`.
         margin: differences inside ±margin count as equivalent.
-
-    Returns:
-        If no run varies, so that no t is defined, p is 1 for equal values and 0 for a constant difference.
 
     Raises:
         InputError: a value is not a finite number.
@@ -169,19 +165,18 @@ def compare_runs(values: ArrayLike, against: ArrayLike, paired: bool, margin: fl
     first, second = (np.asarray(runs, dtype=np.float64) for runs in (values, against))
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise InputError("outcomes of runs must be finite numbers: leave runs without a result out")
+    difference = float(first.mean() - second.mean())
     varying = [first - second] if paired else [first, second]
     if max(map(np.ptp, varying)) <= _NOTHING:
-        return _constant(float(first.mean() - second.mean()), margin)
+        return _constant(difference, margin)
     test = stats.ttest_rel if paired else partial(stats.ttest_ind, equal_var=False)
     result = test(first, second)
-    low, high = result.confidence_interval(1 - ALPHA)
-    p_equivalent = math.nan
-    if margin is not None:
-        above = test(first + margin, second, alternative="greater").pvalue
-        below = test(first - margin, second, alternative="less").pvalue
-        p_equivalent = float(max(above, below))
-    difference = float(first.mean() - second.mean())
-    return RunTest(difference, float(low), float(high), float(result.pvalue), p_equivalent)
+    found = RunTest(difference, *map(float, result.confidence_interval(1 - ALPHA)), float(result.pvalue))
+    if margin is None:
+        return found
+    above = test(first + margin, second, alternative="greater").pvalue
+    below = test(first - margin, second, alternative="less").pvalue
+    return found._replace(p_equivalent=float(max(above, below)))
 
 
 def compare_pooled(
@@ -203,11 +198,10 @@ def compare_pooled(
     difference, error = test.effect.item(), test.sd.item()
     if error < _NOTHING:
         return _constant(difference, margin)
-    low, high = test.conf_int(ALPHA)[0].tolist()
-    p_equivalent = math.nan
-    if margin is not None:
-        p_equivalent = float(stats.t.sf((margin - abs(difference)) / error, fit.df_resid))
-    return RunTest(difference, low, high, float(test.pvalue), p_equivalent)
+    found = RunTest(difference, *test.conf_int(ALPHA)[0].tolist(), float(test.pvalue))
+    if margin is None:
+        return found
+    return found._replace(p_equivalent=float(stats.t.sf((margin - abs(difference)) / error, fit.df_resid)))
 
 
 def holm(p: pd.Series) -> pd.Series:
@@ -242,9 +236,7 @@ def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLi
     The variance is the sum of the variances over seeds and over items, because all seeds share the items.
 
     Args:
-        values: [n] one value per seed.
-        low: [n] lower ends of the 95 % intervals over items.
-        high: [n] upper ends of these intervals.
+        values: [n] one value per seed, with the ends `low` and `high` [n] of their 95 % intervals over items.
     """
     from scipy import stats
 
