@@ -59,12 +59,11 @@ def evaluate(
     """
     loaded = _load(model, device)
     sets = Sets(None if root is None else Path(root))
-    if isinstance(data, str | Path):
-        entry = Entry(task, str(data), (split,))
-    else:
-        entry = Entry(task, name, (split,))
-        opened = data if isinstance(data, EvaluationSet) else None
-        sets.add(entry, opened or dataset_set(data, split, name, classnames, templates, train))
+    is_source = isinstance(data, str | Path)
+    entry = Entry(task, str(data) if is_source else name, (split,))
+    if not is_source:
+        is_set = isinstance(data, EvaluationSet)
+        sets.add(entry, data if is_set else dataset_set(data, split, name, classnames, templates, train))
     results = ResultsFile(None if output is None else Path(output))
     (measured,) = run_entries(loaded, [entry], results, sets, (seed,), batch_size=batch_size, workers=workers)
     if measured.error is not None:

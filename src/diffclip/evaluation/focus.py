@@ -34,9 +34,6 @@ _SEED = 0
 _COMPARED = ("entropy", "inside", "top10")
 _CORRELATION = "map_correlation"
 
-_Image = tuple[int, Tensor, list[str], NDArray[np.float64]]
-"""Position in the set, image [3, S, S], texts, and the coverage of the object of each text [texts, h, w]."""
-
 
 def focus(setting: Setting[MaskedSet]) -> list[Score]:
     """Measure every map. Headlines come first, with the AUROC of the primary map at the top, then layers, then heads.
@@ -105,11 +102,12 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     return with_facts(scores, protocol=method)
 
 
-def _parts(setting: Setting[MaskedSet], grid: int) -> Iterator[list[_Image]]:
-    """Yield the images with an object in view, in parts with equal numbers of texts whose maps fit into memory."""
+def _parts(setting: Setting[MaskedSet], grid: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the images with an object in view, in parts with equal numbers of texts whose maps fit into memory. Each is
+    a position, an image [3, S, S], texts, and the coverage of the object of each text [texts, h, w]."""
     limit = images_at_once(setting.model)
     for batch in setting.batches():
-        groups: dict[int, list[_Image]] = {}  # by number of texts
+        groups: dict[int, list[tuple[Any, ...]]] = {}  # by number of texts
         for image, position in zip(batch.images, batch.positions, strict=True):
             texts, coverage = texts_in_view(setting, position, grid)
             if texts:

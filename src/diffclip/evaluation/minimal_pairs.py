@@ -1,11 +1,10 @@
 """MMVP-VLM (which of two similar images fits a statement?) and SugarCrepe (which of two captions fits an image?).
 
 MMVP-VLM (Tong et al. 2024, arXiv:2401.06209) is the published folder (huggingface.co/datasets/MMVP/MMVP_VLM):
-`Questions.csv` with the columns Question ID, Type and Statement, and the image `MLLM_VLM Images/TYPE/ID.jpg` of each
-row. Rows 1 and 2 are a pair, rows 3 and 4, and so on. Two things differ from the published script (tsb0601/MMVP,
-`scripts/evaluate_vlm.py`) on purpose: the pattern comes from the column Type, not from the order of the rows; and a tie
-is wrong, while the script chooses the second image. `group_match` is the score of Zhu et al. (2025), arXiv:2510.07632.
-docs/protocols.md explains why a model can score below chance.
+`Questions.csv` and the image `MLLM_VLM Images/TYPE/ID.jpg` of each row; rows 1 and 2 are a pair, and so on. Two things
+differ from the published script (tsb0601/MMVP, `scripts/evaluate_vlm.py`) on purpose: the pattern comes from the column
+Type, not from the order of the rows; and a tie is wrong. `group_match` is the score of Zhu et al. (2025),
+arXiv:2510.07632.
 
 SugarCrepe (Hsieh et al. 2023, arXiv:2306.14610) follows the published script (RAIVNLab/sugar-crepe, `main_eval.py`):
 captions have no template, and a tie is wrong.
@@ -114,10 +113,11 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
     keys, patterns, statements = _read_rows(questions)
     if len(keys) % 2 or not keys:
         raise InputError(f"{questions} has {len(keys)} rows, and each pair needs two: add the missing one")
-    for row in range(0, len(keys), 2):
-        if patterns[row] != patterns[row + 1]:
+    for row, (first, second) in enumerate(zip(patterns[::2], patterns[1::2], strict=True)):
+        if first != second:
+            numbers = f"{2 * row + 1} and {2 * row + 2}"
             raise InputError(
-                f"{questions}: rows {row + 1} and {row + 2} are a pair and name two patterns: give both the same"
+                f"{questions}: rows {numbers} are a pair and name two patterns: give both the same"
             )
     labels = [PATTERNS.index(pattern) for pattern in patterns]
     source, indices = FolderSource(image_folder, keys), list(range(len(keys)))

@@ -6,8 +6,8 @@ classes, over the first captions of all images. Shapes: B images, S image size, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.evaluation.embed import Setting, check_embeddings, embed_images, evaluation_mode
+from diffclip.evaluation.embed import Setting, check_embeddings, embed_images
 from diffclip.evaluation.metrics import chance_at, classification_ranks
 from diffclip.evaluation.scores import Score, mean_score, with_facts
 from diffclip.evaluation.zero_shot import true_texts
-from diffclip.model import CLIP
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """The largest change of a pixel, in 255ths of the range from black to white."""
@@ -34,7 +33,8 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     At ε = 0 `adversarial_accuracy` is the accuracy on unchanged images. `attack_success` is the share of the images
     right at ε = 0 that the attack turns wrong; it is left out if no image is right.
     """
-    model, of_classes = setting.model, setting.data.kind == "classification"
+    model = copy.deepcopy(setting.model).requires_grad_(False).eval()  # gradients of pixels alone
+    of_classes = setting.data.kind == "classification"
     if of_classes:
         classifier, labels = setting.classifier(), setting.data.labels
     else:
@@ -56,24 +56,23 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
 
     positions: list[int] = []
     hits: dict[tuple[str, float], list[Tensor]] = {}
-    with freeze_parameters(model):
-        for batch in setting.batches(setting.preprocess.pixels):
-            pixels = batch.images.to(classifier.device) / 255
-            truth = torch.tensor([labels[position] for position in batch.positions], device=pixels.device)
-            start, signs = _draw_noise(setting.draw, batch.positions, pixels)
-            clean = check_embeddings(embed(pixels).detach(), "images")
-            found = {("adversarial_accuracy", 0.0): right(clean, truth)}
-            for epsilon in EPSILONS:
-                attacked = pgd(partial(loss, truth), pixels, epsilon / 255, start)
-                features = embed(attacked).detach()
-                change = (attacked - pixels).flatten(1).norm(dim=1).clamp_min(1e-12)
-                noisy = (pixels + epsilon / 255 * signs).clamp(0, 1)
-                found["adversarial_accuracy", epsilon] = right(features, truth)
-                found["noise_accuracy", epsilon] = right(embed(noisy).detach(), truth)
-                found["local_lipschitz", epsilon] = (features - clean).norm(dim=1).div(change).double().cpu()
-            for key, values in found.items():
-                hits.setdefault(key, []).append(values)
-            positions += batch.positions
+    for batch in setting.batches(setting.preprocess.pixels):
+        pixels = batch.images.to(classifier.device) / 255
+        truth = torch.tensor([labels[position] for position in batch.positions], device=pixels.device)
+        start, signs = _draw_noise(setting.draw, batch.positions, pixels)
+        clean = check_embeddings(embed(pixels).detach(), "images")
+        found = {("adversarial_accuracy", 0.0): right(clean, truth)}
+        for epsilon in EPSILONS:
+            attacked = pgd(partial(loss, truth), pixels, epsilon / 255, start)
+            features = embed(attacked).detach()
+            change = (attacked - pixels).flatten(1).norm(dim=1).clamp_min(1e-12)
+            noisy = (pixels + epsilon / 255 * signs).clamp(0, 1)
+            found["adversarial_accuracy", epsilon] = right(features, truth)
+            found["noise_accuracy", epsilon] = right(embed(noisy).detach(), truth)
+            found["local_lipschitz", epsilon] = (features - clean).norm(dim=1).div(change).double().cpu()
+        for key, values in found.items():
+            hits.setdefault(key, []).append(values)
+        positions += batch.positions
     outcomes = {key: torch.cat(values).numpy() for key, values in hits.items()}
     was_right = outcomes["adversarial_accuracy", 0.0] == 1
     for epsilon in EPSILONS if was_right.any() else ():
@@ -109,20 +108,6 @@ def pgd(loss: Callable[[Tensor], Tensor], pixels: Tensor, epsilon: float, start:
         (gradient,) = torch.autograd.grad(loss(attacked), attacked)
         attacked = torch.clamp(attacked.detach() + STEP_SIZE * epsilon * gradient.sign(), low, high)
     return attacked
-
-
-@contextmanager
-def freeze_parameters(model: CLIP) -> Iterator[None]:
-    """Switch to evaluation mode with gradients for inputs, not for parameters; the state before is restored."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trainable:
-            parameter.requires_grad_(False)
-        with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
 
 
 def _draw_noise(draw: int, positions: list[int], pixels: Tensor) -> tuple[Tensor, Tensor]:

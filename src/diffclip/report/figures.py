@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from diffclip.data.published_sets import base_of
 from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN, PANELS, SIX_TASKS
 from diffclip.names import DATASETS
-from diffclip.report.compare import contrast_of, is_tested
+from diffclip.report.compare import contrast_of
 from diffclip.report.frame import BASELINE, TREATED, Results, measures_of, values_of
 from diffclip.report.names import (
     in_order,
@@ -124,12 +124,8 @@ def forest_chart(
     if drawn:
         handles = [Line2D([], [], linestyle="", **_MARKS[mark][0], label=mark) for mark in drawn]
         figure.legend(handles=handles, loc="outside lower right", ncols=3, fontsize=8.5)
-    bars = (
-        "lines are 95 % intervals over training runs"
-        if is_tested(rows)
-        else "one training run each, so no interval"
-    )
-    caption = "; ".join(["Differences in percentage points", bars, *(_MARKS[mark][1] for mark in drawn)])
+    known = ["Differences in percentage points", "lines are 95 % intervals over training runs"]
+    caption = "; ".join([*known, *(_MARKS[mark][1] for mark in drawn)])
     return Chart(name, title, f"{caption}.", figure)
 
 

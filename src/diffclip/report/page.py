@@ -97,7 +97,7 @@ def build_report(
         note = BRACKETS if results.has_several_seeds else f"{ONE_RUN} {BRACKETS}"
         table = tables.values_table(results, measures, "Values by measure (%)", note, "comparison")
     arms_tables, family_tables = list[Table](), list[Table]()
-    if len(arms) > 1:
+    if len(arms) > 1 and is_tested(arms):
         heading = f"Arms: {arms['label'].iloc[0]}"
         charts.append(figures.forest_chart(results, arms, heading, "arms", "arm"))
         arms_tables = [comparison_table(results, arms, heading, "arms", "arm")]

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from diffclip.report.compare import (
-    ONE_RUN,
     contrast_of,
-    is_tested,
     runs_text,
     verdict_class,
     verdict_text,
@@ -80,15 +78,10 @@ def comparison_table(
 ) -> Table:
     """Make a table of verdicts: values, difference, interval, p, runs and verdict, one row per comparison.
 
-    Without any test the table has only values with their intervals over items.
-
     Args:
         verdicts: rows of `results.verdicts`.
         by: "label" for one row per measure, "arm" for one row per arm with its costs.
     """
-    if not is_tested(verdicts):
-        measures = [measure for measure in verdicts["measure"].unique() if measure >= 0]
-        return values_table(results, measures, title, f"{ONE_RUN} {BRACKETS}", name)
     one_pair = len(verdicts[["arm", "against"]].drop_duplicates()) == 1
     one_baseline = verdicts["against"].nunique() == 1
     gains, rows = paper_gains(), []
