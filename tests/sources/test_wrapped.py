@@ -162,6 +162,21 @@ def test_a_siglip_of_transformers_is_measured_with_its_own_processor(siglip: str
     assert "acc1" in measure(siglip, corrupted)
 
 
+def test_a_siglip_2_of_images_of_any_shape_is_refused(siglip: str) -> None:
+    from transformers import Siglip2Config, Siglip2ImageProcessor, Siglip2Model
+
+    folder = siglip.partition(":")[2]
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Siglip2Config(
+        vision_config=size | {"patch_size": 8, "num_patches": 16},
+        text_config=size | {"vocab_size": 49408, "max_position_embeddings": 16, "projection_size": 32},
+    )
+    Siglip2Model(config).save_pretrained(folder)
+    Siglip2ImageProcessor(patch_size=8, max_num_patches=16).save_pretrained(folder)
+    with pytest.raises(InputError, match="spatial_shapes beside an image's pixels, as NaFlex models do"):
+        load_with_origin(siglip, only_clip=False)
+
+
 def test_an_image_model_of_timm_does_what_it_can(scenes: Path, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

@@ -142,6 +142,11 @@ def _wrap(name: str, source: str) -> tuple[WrappedModel, LibraryTransform, Any]:
         )
     model = read_whole(AutoModel, name, source, dtype=torch.float32, **options)
     processor: Any = AutoImageProcessor.from_pretrained(name, **options)  # type: ignore[no-untyped-call]
+    if more := sorted({*processor.model_input_names} - {"pixel_values"}):
+        raise InputError(
+            f"{source} reads {', '.join(more)} beside an image's pixels, as NaFlex models do: give weights for images "
+            "of one size"
+        )
     statistics = (processor.image_mean, processor.image_std)
     preprocess = LibraryTransform(
         lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0],
