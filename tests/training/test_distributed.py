@@ -132,9 +132,13 @@ def test_processes_started_by_slurm_or_torchrun_are_recognized(monkeypatch: pyte
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 
-    set_env(SLURM_PROCID="5", SLURM_JOB_NAME="train", SLURM_NTASKS="8", SLURM_NNODES="2", SLURM_LOCALID="1")
+    set_env(SLURM_PROCID="5", SLURM_JOB_NAME="train", SLURM_NTASKS="8", SLURM_NNODES="2")
+    set_env(SLURM_LOCALID="1", SLURM_NODEID="1")
     hardware = Hardware(accelerator="cpu").resolved()
     assert (hardware.devices, hardware.nodes, hardware.world) == (4, 2, 8)
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "")
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")  # as under `srun --ntasks`
+    assert make_fabric(hardware, "fp32").world_size == 8
     with pytest.raises(InputError, match="leave --devices and --nodes out"):
         Hardware(8, accelerator="cpu").resolved()
     set_env(SLURM_NTASKS="1", SLURM_NNODES="1")  # a batch script without srun

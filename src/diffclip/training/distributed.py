@@ -7,6 +7,7 @@ stop after the same step, and an error in the data of one process is raised in a
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from collections import deque
@@ -48,6 +49,8 @@ def make_fabric(hardware: Hardware, precision: str, timeout: float = 1800.0) -> 
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "The `srun` command is available on your system but is not used")
     torch.backends.cudnn.allow_tf32 = False  # fp32 is true float32, also in the patch convolution
+    if "SLURM_NTASKS" in os.environ:  # Lightning refuses `srun --ntasks`, which does not set this
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(hardware.devices))
     options: dict[str, Any] = {
         # numbers and objects are exchanged between CPUs, so that no GPU has to be waited for
         "process_group_backend": "cpu:gloo,cuda:nccl" if hardware.accelerator == "cuda" else "gloo",
