@@ -123,6 +123,7 @@ def test_without_pyarrow_a_line_says_how_to_convert(tmp_path: Path, monkeypatch:
         ("x.csv", b'image,caption\na.jpg,"b' + b"x" * 140_000, r"up to line \d+: field larger than .*quote"),
         ("x.csv", b'image,caption\na.jpg,"a star\nb.jpg,a dog\n', "up to line 3: unexpected end of data; is a quote"),
         ("x.json", b'{"images": [], "annotations": [{}]}', "is not COCO's JSON"),
+        ("x.json", b'{"annotations": [{"image_id": 1, "caption": "a"}]}', "is not COCO's JSON"),
     ],
 )  # fmt: skip
 def test_bad_caption_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from diffclip.data.order import Layout, Steps, seeds_of, whole_epoch, windowed_epoch
+from diffclip.data.order import Layout, Steps, whole_epoch, windowed_epoch
 
 
 def orders(
@@ -82,13 +82,3 @@ def test_the_shards_of_each_window_are_reported_and_mixed() -> None:
             assert {shard_of(layout, item) for item in batch.tolist()} <= set(items_of(windows[-2:]))
         assert all(len(shards) <= 8 for shards in windows)
         assert set(windows[-1]) <= set(windows[-2])
-
-
-def test_seeds_differ_by_seed_epoch_and_item() -> None:
-    items = np.arange(10_000)
-    seeds = seeds_of(1, 2, items)
-    arrays = [seeds, seeds_of(2, 1, items), seeds_of(1, 3, items), seeds_of(2**63 - 1, 2, items)]
-    assert len(np.unique(np.concatenate(arrays))) == 40_000
-    # Both halves are used: one for the crop, one for the caption.
-    for half in (seeds >> np.uint64(32), seeds & np.uint64(2**32 - 1)):
-        assert abs(float(half.mean()) / 2**31 - 1) < 0.03

@@ -52,9 +52,11 @@ def read_captions(file: Path) -> CaptionFile:
             faults.append(row)
             continue
         image, texts = row
+        if not _is_text(texts):
+            raise InputError(
+                f"{file}: the caption of {image} is {texts!r:.80}, which is not text: correct it"
+            )
         values = texts if isinstance(texts, list) else [texts]
-        if not all(value is None or isinstance(value, str) for value in values):
-            raise InputError(f"{file}: the caption of {image} is {texts!r}, which is not text: correct it")
         cleaned = (" ".join(value.split()) for value in values if value)
         name = "" if image is None else str(image).strip()
         captions.setdefault(name, []).extend(text for text in cleaned if text)
@@ -63,6 +65,11 @@ def read_captions(file: Path) -> CaptionFile:
         first = f" (first: {faults[0]})" if faults else ""
         raise InputError(f"{file} has no caption{first}: give lines of an image and a caption")
     return CaptionFile(captions, faults)
+
+
+def _is_text(value: Any) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(text is None or isinstance(text, str) for text in values)
 
 
 Row = tuple[Any, Any] | Fault
@@ -81,8 +88,10 @@ def _rows(file: Path) -> Iterable[Row]:
         content = _json(text, str(file))
         if isinstance(content, list):
             return _objects([(f"entry {number}", item) for number, item in enumerate(content, 1)], file)
-        is_by_name = isinstance(content, dict) and "images" not in content
-        return iter(content.items()) if is_by_name else _coco(content, file)
+        by_image = list(content.items()) if isinstance(content, dict) else []
+        if by_image and all(map(_is_text, (value for _, value in by_image))):
+            return iter(by_image)
+        return _coco(content, file)
     return _tokens(text, file) if _TOKEN.match(text) else _table(text, file)
 
 

@@ -87,7 +87,7 @@ class DatasetPairs:
         except InputError as error:
             return sample_fault(name, error)
         if isinstance(captions, int) or not captions:
-            return Fault(name, "has no captions, which training needs", "caption")
+            return Fault(name, "has no text, and training needs captions", "caption")
         return Pair(str(i), name, Captions(captions), pixels)
 
     def _do_nothing(self, *_: Any) -> None:

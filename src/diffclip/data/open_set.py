@@ -19,7 +19,7 @@ from diffclip.data.masks import CROWD, label_of, masked_set
 from diffclip.data.members import Members
 from diffclip.data.open_published import open_choices, open_files
 from diffclip.data.pairs import PairKeys
-from diffclip.data.published_sets import BUILT_IN, PUBLISHED, is_there, parts_of, set_folder
+from diffclip.data.published_sets import BUILT_IN, PUBLISHED, has_shards, is_there, parts_of, set_folder
 from diffclip.data.shards import MANIFEST, tar_files
 from diffclip.data.tar_set import TarSet
 from diffclip.errors import Fault, InputError, explain_errors
@@ -72,14 +72,14 @@ def set_name(source: str | Path, folder: Path) -> str:
 def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
     @cache  # every task that learns asks for the split to learn from
     def open_split(other: str) -> EvaluationSet | None:
-        exists = _has_shards(folder, other) or _has_files(name, other, folder)
+        exists = has_shards(folder, other) or _has_files(name, other, folder)
         return _open(name, other, folder, kind) if exists else None
 
     return replace(_read(name, split, folder, kind), beside=open_split)
 
 
 def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
-    is_unpacked = kind is None and name in PUBLISHED and not _has_shards(folder, split)
+    is_unpacked = kind is None and name in PUBLISHED and not has_shards(folder, split)
     if is_unpacked and (_has_files(name, split, folder) or not _shard_splits(folder)):
         return open_files(name, split, folder)
     set_kind = kind or _declared_kind(folder)
@@ -137,10 +137,6 @@ def _tars(shards: list[Path], name: str, ending: str) -> TarSet:
     endings = (("image", IMAGE), *((ending, (ending,)) for ending in ("txt", "json", "cls", MASK, SEGMENTS)))
     needed = (("image", ("image",)), (f"{name} (.{ending})", (ending,)))
     return TarSet(shards, Members(endings, needed, f"add a .{ending} to each"))
-
-
-def _has_shards(folder: Path, split: str) -> bool:
-    return any((folder / split).glob("*.tar"))
 
 
 def _has_files(name: str, split: str, folder: Path) -> bool:
@@ -215,7 +211,7 @@ def _shards(folder: Path, split: str) -> list[Path]:
 
 
 def _shard_splits(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and _has_shards(folder, path.name))
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and has_shards(folder, path.name))
 
 
 def _lines(file: Path) -> list[str]:

@@ -176,9 +176,14 @@ def parts_of(split: str) -> tuple[str, int | None, int | None]:
     return name, int(first) if first else None, int(end) if end else None
 
 
+def has_shards(folder: Path, split: str) -> bool:
+    """Tell whether `folder` has shards of a split."""
+    return any((folder / split).glob("*.tar"))
+
+
 def is_there(name: str, split: str, folder: Path) -> bool:
     """Tell whether `folder` has the shards or files of a split, by name; raise `InputError` for an unknown split."""
-    if any((folder / split).glob("*.tar")):
+    if has_shards(folder, split):
         return True
     splits = PUBLISHED[name].splits
     if split not in splits:
