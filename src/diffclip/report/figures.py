@@ -40,7 +40,7 @@ _MAX_MODELS = 5  # maximum number of models in a figure
 _MARKS: dict[str, tuple[dict[str, Any], str]] = {
     "margin of equivalence": (
         {"marker": "s", "color": GRID, "markersize": 8},
-        "grey boxes are the declared margins of equivalence",
+        "gray boxes are the declared margins of equivalence",
     ),
     "a pair of runs": ({"marker": ".", "color": MUTED}, "small dots are pairs of runs"),
     "chance": ({"marker": "x", "color": MUTED, "markersize": 6}, "× the difference at chance"),
