@@ -171,7 +171,8 @@ def compare_runs(values: ArrayLike, against: ArrayLike, paired: bool, margin: fl
         return _constant(difference, margin)
     test = stats.ttest_rel if paired else partial(stats.ttest_ind, equal_var=False)
     result = test(first, second)
-    found = RunTest(difference, *map(float, result.confidence_interval(1 - ALPHA)), float(result.pvalue))
+    low, high = result.confidence_interval(1 - ALPHA)
+    found = RunTest(difference, float(low), float(high), float(result.pvalue))
     if margin is None:
         return found
     above = test(first + margin, second, alternative="greater").pvalue
@@ -198,7 +199,8 @@ def compare_pooled(
     difference, error = test.effect.item(), test.sd.item()
     if error < _NOTHING:
         return _constant(difference, margin)
-    found = RunTest(difference, *test.conf_int(ALPHA)[0].tolist(), float(test.pvalue))
+    low, high = test.conf_int(ALPHA)[0].tolist()
+    found = RunTest(difference, low, high, float(test.pvalue))
     if margin is None:
         return found
     return found._replace(p_equivalent=float(stats.t.sf((margin - abs(difference)) / error, fit.df_resid)))
