@@ -16,9 +16,9 @@ import diffclip
 from diffclip import CLIP, InputError
 from diffclip.config import name_of, variant_of
 from diffclip.preprocess import EvalTransform
+from diffclip.sources.conversion import to_differential
 from diffclip.sources.load import load_clip, load_with_origin, read_config
 from diffclip.sources.open_clip import from_open_clip, read_open_clip
-from diffclip.sources.to_differential import to_differential
 from diffclip.sources.transformers import from_transformers
 from diffclip.weights import load_weights, save_weights
 

@@ -34,7 +34,7 @@ from diffclip.data import loader
 from diffclip.data.loader import CaptionLoader
 from diffclip.data.tar_set import TarSet
 from diffclip.errors import DiffCLIPError, DivergedError, Fault, StoppedError
-from diffclip.sources.to_differential import to_differential
+from diffclip.sources.conversion import to_differential
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
 from diffclip.training.launch import Hardware

@@ -107,12 +107,6 @@ def test_stage_2_trains_the_language_model_and_resumes_with_its_weights(
     assert not changed(weights(tmp_path / "second"), weights(tmp_path / "stopped"))
 
 
-def test_a_connector_of_two_layers_trains_and_is_loaded(read: Read, tmp_path: Path) -> None:
-    train_stage(read("connector=mlp2x_gelu"), 1, tmp_path / "run")
-    model, _ = load_vlm(tmp_path / "run")
-    assert model.model.multi_modal_projector.linear_2.weight.abs().sum() > 0
-
-
 def test_training_is_the_same_with_any_micro_batch_size(read: Read, tmp_path: Path) -> None:
     """Each answer token of the batch has the same weight, for any micro-batch size, with checkpointing or without."""
     variants = {

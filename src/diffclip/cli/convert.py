@@ -80,7 +80,7 @@ def convert(
     from diffclip.weights import save_published, save_weights
 
     if to_differential:
-        from diffclip.sources.to_differential import to_differential as make_differential
+        from diffclip.sources.conversion import to_differential as make_differential
 
         model = make_differential(model, seed or 0)
     origin = None if to_differential else loaded.origin

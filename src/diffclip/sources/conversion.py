@@ -1,4 +1,4 @@
-"""Convert ViT CLIPs of other libraries to our plain `CLIP` with the same outputs.
+"""Convert ViT CLIPs of other libraries to our plain `CLIP`, and a plain `CLIP` to a differential one: equal outputs.
 
 A part that ours lacks shows in weights that ours does not have, or in different outputs of the two models.
 """
@@ -78,6 +78,30 @@ def check_outputs(
             raise refuse(
                 source, f"a part that is not looked for: its {tower} features would differ by {gap:.2g}"
             )
+
+
+def to_differential(model: CLIP, seed: int = 0) -> CLIP:
+    """Copy a plain `model` and add a second map to every layer of both towers; outputs stay the same.
+
+    The published differential attention would destroy a pretrained CLIP: the queries and keys of half the heads lose
+    their values, and a head norm rescales the output. Here every head keeps all its weights and gets a second map. The
+    λ of this map starts at exactly 0 and learns from the first step on (`attention/added.py`).
+
+    Args:
+        model: a CLIP with plain attention in both towers.
+        seed: the seed of the second queries and keys, and of λ's vectors.
+
+    Raises:
+        InputError: a tower is differential already.
+    """
+    config = model.config.model_copy(deep=True)
+    if kinds := {config.vision.attention, config.text.attention} - {"softmax"}:
+        raise InputError(f"the model has {' and '.join(sorted(kinds))} attention already: give a plain CLIP")
+    config.vision.attention = config.text.attention = "differential-added"
+    config.lambda_init = 0.0
+    copy = CLIP(config, seed=seed).to(device=model.logit_scale.device, dtype=model.logit_scale.dtype)
+    copy.load_state_dict(copy.state_dict() | model.state_dict())
+    return copy.train(model.training)
 
 
 def refuse(source: str, part: str) -> InputError:
