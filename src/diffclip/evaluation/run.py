@@ -57,9 +57,10 @@ class Task(NamedTuple):
     """A task: the kinds of set that it reads, its function, and the fields of `Setting`, except `draw`, that not every
     task uses.
 
-    The default task of a set is the first in `TASKS` that has the set's kind as its first. With `squash` images are not
-    cropped. `needs` says what a model of another library may lack: "texts", or the "maps" of its attention. The
-    function raises `InputError` for an unusable model or set, and for embeddings that are not finite.
+    `kinds` starts with the task's main kind: the default task of a set is the first in `TASKS` with the set's kind as
+    main kind. With `squash` images are not cropped. `needs` names what a model of another library may lack: "texts", or
+    the "maps" of its attention. The function raises `InputError` for an unusable model or set, and for embeddings that
+    are not finite.
     """
 
     kinds: tuple[Kind, ...]
