@@ -159,7 +159,9 @@ def _first_failure(folder: Path, failures: list[Any], hardware: Hardware) -> Dif
     if first is None and silent:
         rank, code = silent[0].local_rank, silent[0].exitcode
         ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        first = {"line": f"process {rank} of {hardware.devices} {ending}: go on with --resume", "code": code}
+        node = f" on node {os.environ['NODE_RANK']}" if hardware.nodes > 1 else ""
+        line = f"process {rank} of {hardware.devices}{node} {ending}: go on with --resume"
+        first = {"line": line, "code": code}
     elif first is None and words:
         first = words[0]
     if first is None:
