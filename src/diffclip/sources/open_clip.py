@@ -25,10 +25,8 @@ from diffclip.sources.hub import check_reachable
 from diffclip.sources.wrapped import LibraryTransform, WrappedModel
 from diffclip.weights import read_tensors
 
-_SCHEMAS = (
-    "hf-hub",
-    "local-dir",
-)  # open_clip's own prefixes, for repositories and folders with a configuration
+# open_clip's own prefixes, for repositories and folders with a configuration
+_SCHEMAS = ("hf-hub", "local-dir")
 _NAMES = (
     (r"^text\.", ""),
     (r"^visual\.class_embedding$", "visual.cls_token"),
@@ -88,11 +86,12 @@ def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedMo
     if isinstance(tokenizer, open_clip.SimpleTokenizer):  # ours has its ids
         try:
             return from_open_clip(model, source)
-        except (InputError, AttributeError) as error:
+        except InputError:
             if only_clip:
-                raise (
-                    error if isinstance(error, InputError) else refuse(source, f"another build ({error})")
-                ) from error
+                raise
+        except AttributeError as error:
+            if only_clip:
+                raise refuse(source, f"another build ({error})") from error
     elif only_clip:
         raise refuse(source, f"the tokenizer {type(tokenizer).__name__}")
     cfg = _prepared(model)
