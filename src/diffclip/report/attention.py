@@ -64,10 +64,10 @@ def scale_of(maps: Sequence[Map], floor: float = 0.0) -> ScalarMappable:
 
 
 def own_scales(groups: Mapping[str, Sequence[Map]], floor: float = 0.0) -> dict[str, ScalarMappable]:
-    """Choose a scale for each model whose maps would look empty on the scale of all: below half of it."""
+    """Choose a scale for each model whose maps would look pale on the scale of all: below four fifths of it."""
     end = scale_of([values for maps in groups.values() for values in maps], floor).get_clim()[1]
     scales = {label: scale_of(maps, floor) for label, maps in groups.items()}
-    return {label: scale for label, scale in scales.items() if scale.get_clim()[1] < end / 2}
+    return {label: scale for label, scale in scales.items() if scale.get_clim()[1] < 0.8 * end}
 
 
 def draw_map(values: Map, edge: int, scale: ScalarMappable) -> Pixels:
