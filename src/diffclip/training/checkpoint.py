@@ -150,8 +150,7 @@ def restore_checkpoint(
             torch.cuda.set_rng_state(states[f"{rank}.cuda"], fabric.device)
     else:
         torch.manual_seed(hash((seed, read_state(folder).step, rank)) % 2**63)
-    [state_file] = folder.glob("optimizer*.safetensors")  # with a number in runs of earlier versions
-    load_optimizer(load_file(state_file), model, optimizer)
+    load_optimizer(load_file(folder / OPTIMIZER_FILE), model, optimizer)
 
 
 def read_state(folder: Path) -> RunProgress:
