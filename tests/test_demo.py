@@ -49,9 +49,11 @@ import diffclip.demo
 from diffclip.cli.main import main
 
 SMALL = ["batch_size=64", "architecture.vision.patch_size=16"]
+diffclip.demo._TRAIN, diffclip.demo._VAL, diffclip.demo._TEST = 2000, 100, 300
 if "--plugin" in sys.argv:  # no model has to learn
     SMALL += ["epochs=1", "warmup_epochs=0"]
-diffclip.demo._TRAIN, diffclip.demo._VAL, diffclip.demo._TEST = 2000, 100, 300
+    diffclip.demo._TRAIN, diffclip.demo._TEST = 200, 100
+    diffclip.demo._EXAMPLES = diffclip.demo._ATTENTION_IMAGES = 1
 read = diffclip.demo.read_recipe
 diffclip.demo.read_recipe = lambda name, changes: read(name, [*changes, *SMALL])
 main()
