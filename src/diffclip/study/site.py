@@ -11,13 +11,13 @@ import torch
 
 from diffclip.data.published_sets import PUBLISHED
 from diffclip.errors import InputError, require_group
+from diffclip.evaluation.records import TABLE_FILE
 from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
 from diffclip.study.executors import visible_gpus
 from diffclip.study.folds import fold_split
 from diffclip.study.grid import GROUPS, Planned
 from diffclip.study.job import Job
-from diffclip.study.results import RUNS_FILE
 from diffclip.study.spec import Group, Study
 from diffclip.training.plan import plan_run
 from diffclip.training.recipe import Recipe
@@ -96,7 +96,7 @@ def check_site(study: Study, site: Site, groups: Collection[Group] = GROUPS) -> 
     package, all missing data, or a folder that cannot be used."""
     require_group("train", "lightning", "tensorboard")
     check_writable(site.runs / ".lock")
-    check_writable(site.output / RUNS_FILE)
+    check_writable(site.output / TABLE_FILE)
     entries = entries_of(study, groups)
     if study.scenes is not None:
         foreign = dict.fromkeys(entry.dataset for entry in entries if entry.dataset in PUBLISHED)
