@@ -303,7 +303,7 @@ def run_parts(options: argparse.Namespace) -> None:
             write_rows(file, rows)
             longest = max(longest, time.monotonic() - part)
             print(
-                f"{arm} at {rate:g}: {time.monotonic() - part:.0f} s, {[round(np.mean(v), 1) for v in found.values()]}",
+                f"{arm} at {rate:g}: {time.monotonic() - part:.0f} s, {[round(float(np.mean(v)), 1) for v in found.values()]}",
                 flush=True,
             )
 
