@@ -302,10 +302,8 @@ def run_parts(options: argparse.Namespace) -> None:
             ]
             write_rows(file, rows)
             longest = max(longest, time.monotonic() - part)
-            print(
-                f"{arm} at {rate:g}: {time.monotonic() - part:.0f} s, {[round(float(np.mean(v)), 1) for v in found.values()]}",
-                flush=True,
-            )
+            means = ", ".join(f"{np.mean(values):.1f}" for values in found.values())
+            print(f"{arm} at {rate:g}: {time.monotonic() - part:.0f} s, recalls {means}", flush=True)
 
 
 def equivalent_steps(recalls: Values, curve: Mapping[int, float]) -> Values:
