@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from diffclip.errors import InputError, unknown_name
+from diffclip.errors import InputError, explain, unknown_name
 from diffclip.plugins import find_registered
 
 if TYPE_CHECKING:
@@ -38,25 +38,6 @@ VOCABULARY = 49408
 """Number of ids of the tokenizer; the last two ids are start and end of text."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_NAMED_FAULTS = 4  # in a message
-# our words for the faults that pydantic finds, by its type of error
-_FAULTS = {
-    "literal_error": "choose {expected}",
-    "value_error": "{error}",  # raised by our own checks
-    "extra_forbidden": "no such key",
-    "missing": "is missing",
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "{value!r} is not a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "{value!r} is not a number"),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "{value!r} is not true or false"),
-    **dict.fromkeys(("list_type", "tuple_type"), "{value!r} is not a list"),
-    **dict.fromkeys(("dict_type", "model_type"), "{value!r} has no keys"),
-    "finite_number": "{value!r} is not a finite number",
-    "string_type": "{value!r} is not a text",
-    "greater_than": "{value!r} is not above {gt}",
-    "greater_than_equal": "{value!r} is below {ge}",
-    "less_than": "{value!r} is not below {lt}",
-    "less_than_equal": "{value!r} is above {le}",
-}
 STATISTICS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "openai": (OPENAI_MEAN, OPENAI_STD)}
 
 
@@ -344,25 +325,6 @@ def resize_config(config: CLIPConfig, image_size: int) -> CLIPConfig:
     if isinstance(resize := config.preprocess.resize, int):
         fields["preprocess"]["resize"] = round(resize * image_size / config.vision.image_size)
     return parse_config(fields, f"images of {image_size}")
-
-
-def explain(error: ValidationError, known: str | None = None) -> str:
-    """Describe the errors of pydantic in one line: the first few fields with their faults.
-
-    The field `known` is left unnamed.
-    """
-    fields: dict[str, list[str]] = {}
-    for fault in error.errors():
-        field = ".".join(str(key) for key in fault["loc"])
-        words = _FAULTS.get(fault["type"], fault["msg"].replace("{", "{{").replace("}", "}}"))
-        message = words.format(value=fault["input"], **fault.get("ctx", {}))
-        fields.setdefault(message, []).append("" if field == known else field)
-    messages = [
-        ": ".join(filter(None, (" and ".join(filter(None, names)), message)))
-        for message, names in fields.items()
-    ]
-    rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
-    return "; ".join(messages[:_NAMED_FAULTS]) + rest
 
 
 def named_config(name: str, image_size: int | None = None) -> CLIPConfig:

@@ -11,11 +11,34 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 # Addresses in a text: the part before the host, and the query, may hold a password or a key.
 _USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
 _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
+
+_NAMED_FAULTS = 4  # in a message
+# our words for the faults that pydantic finds, by its type of error
+_FAULTS = {
+    "literal_error": "choose {expected}",
+    "value_error": "{error}",  # raised by our own checks
+    "extra_forbidden": "no such key",
+    "missing": "is missing",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "{value!r} is not a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "{value!r} is not a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "{value!r} is not true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "{value!r} is not a list"),
+    **dict.fromkeys(("dict_type", "model_type"), "{value!r} has no keys"),
+    "finite_number": "{value!r} is not a finite number",
+    "string_type": "{value!r} is not a text",
+    "greater_than": "{value!r} is not above {gt}",
+    "greater_than_equal": "{value!r} is below {ge}",
+    "less_than": "{value!r} is not below {lt}",
+    "less_than_equal": "{value!r} is above {le}",
+}
 
 
 class DiffCLIPError(Exception):
@@ -102,6 +125,25 @@ def explain_errors(problem: str, advice: str, kind: type[DiffCLIPError] = InputE
 
 
 _OFFERED = 3  # names that begin with a wrong one
+
+
+def explain(error: ValidationError, known: str | None = None) -> str:
+    """Describe the errors of pydantic in one line: the first few fields with their faults.
+
+    The field `known` is left unnamed.
+    """
+    fields: dict[str, list[str]] = {}
+    for fault in error.errors():
+        field = ".".join(str(key) for key in fault["loc"])
+        words = _FAULTS.get(fault["type"], fault["msg"].replace("{", "{{").replace("}", "}}"))
+        message = words.format(value=fault["input"], **fault.get("ctx", {}))
+        fields.setdefault(message, []).append("" if field == known else field)
+    messages = [
+        ": ".join(filter(None, (" and ".join(filter(None, names)), message)))
+        for message, names in fields.items()
+    ]
+    rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
+    return "; ".join(messages[:_NAMED_FAULTS]) + rest
 
 
 def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str | None = None) -> InputError:

@@ -122,11 +122,11 @@ def evaluate(
     tasks, planned = 0, len(sources) * len(entries)
     with ExitStack() as bar:
 
-        def place(entry: Entry) -> int:
+        def number_of(entry: Entry) -> int:
             return sources.index(source) * len(entries) + entries.index(entry) + 1
 
         def progress(entry: Entry) -> Progress:
-            position = f"task {place(entry)} of {planned}, " if planned > 1 else ""
+            position = f"task {number_of(entry)} of {planned}, " if planned > 1 else ""
             return bar.enter_context(show_progress(f"{position}{loaded.label}: {entry}"))
 
         seeds = range(seed, seed + draws)
@@ -148,12 +148,14 @@ def evaluate(
                 tasks += 1
                 records += measured.records
                 faults |= dict.fromkeys(measured.faults)
-                failures += [measured.error] if measured.error else []
+                if measured.error:
+                    failures.append(measured.error)
                 if measured.left_out and alone:
                     raise InputError(measured.left_out)
-                seconds += [] if measured.reused else [measured.seconds]
+                if not measured.reused:
+                    seconds.append(measured.seconds)
                 if not alone:
-                    number = place(measured.entry)
+                    number = number_of(measured.entry)
                     left = duration(fmean(seconds or [0.0]) * (planned - number))
                     line = _describe_entry(loaded, measured)
                     say(f"{line} · task {number} of {planned}, about {left} left")

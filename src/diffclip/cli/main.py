@@ -31,7 +31,7 @@ from diffclip.cli.report import report
 from diffclip.cli.study import study
 from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
-from diffclip.errors import DiffCLIPError, RankError
+from diffclip.errors import DiffCLIPError, RankError, explain
 from diffclip.files import printable
 
 _INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
@@ -119,8 +119,6 @@ def _describe_failure(error: Exception) -> tuple[str, int] | None:
         return f"a data worker died, use fewer if memory is short: {error}", 1
     if isinstance(error, ValueError):
         from pydantic import ValidationError
-
-        from diffclip.config import explain
 
         return (f"{error.title}: {explain(error)}", 2) if isinstance(error, ValidationError) else None
     return None

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from diffclip.config import explain
-from diffclip.errors import InputError, require_group
+from diffclip.errors import InputError, explain, require_group
 from diffclip.files import read_text, write_text
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from diffclip.config import explain
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explain
 from diffclip.evaluation.records import MEASURE
 from diffclip.evaluation.statistics import (
     ALPHA,

@@ -55,29 +55,25 @@ def attention_examples(models: Mapping[str, Prepared], data: EvaluationSet, coun
     images which patches speak for a text (the paper's Figure 2)."""
     drawn = np.random.default_rng(1).choice(len(data), count, replace=False).tolist()
     images = [_read_image(data, position) for position in drawn]
-    maps: dict[str, npt.NDArray[np.float32]] = {}
-    of_model: dict[str, str] = {}
+    maps: dict[tuple[str, str], npt.NDArray[np.float32]] = {}  # by model and name of the map
     for label, loaded in models.items():
         methods = {"attention": "A"}
         if loaded[0].config.vision.is_differential:
             methods = {"A1": "A1", "A2": "A2", "attention": "A1 − λ·A2"}
         for method, name in methods.items():
             attended = attend({label: loaded}, images, view=View(method))[label]
-            title = f"{label}\n{name}"
-            maps[title], of_model[title] = attended.maps[:, 0], label
-    scales = own_scales(
-        {label: [maps[title] for title in maps if of_model[title] == label] for label in models}
-    )
+            maps[label, name] = attended.maps[:, 0]
+    scales = own_scales({label: [maps[key] for key in maps if key[0] == label] for label in models})
     rows = []
     for row, image in enumerate(images):
         pixels = model_view(image, next(iter(models.values())))
-        cells = [Cell(pixels, values[row], "" if row else title) for title, values in maps.items()]
+        cells = [Cell(pixels, values[row], "" if row else "\n".join(key)) for key, values in maps.items()]
         rows.append([Cell(pixels, title="" if row else "image"), *cells])
         if scales:
             blank = Cell(np.full_like(pixels, 255))
             rows.append([blank])
-            for cell, title in zip(cells, maps, strict=True):
-                scale = scales.get(of_model[title])
+            for cell, (label, _) in zip(cells, maps, strict=True):
+                scale = scales.get(label)
                 note = f"own scale to {scale.get_clim()[1]:.2g}" if scale else ""
                 rows[-1].append(cell._replace(title="", scale=scale, caption=note) if scale else blank)
     return Extra(

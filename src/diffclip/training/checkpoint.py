@@ -67,8 +67,8 @@ def save_checkpoint(
     earlier checkpoints stay as they were.
     """
     is_first = fabric.global_rank == 0
-    folder = gather(fabric, _folder_for(run, progress) if is_first else run)[0]
-    if gather(fabric, folder.exists())[0]:
+    folder, is_saved = gather(fabric, _folder_for(run, progress) if is_first else (run, False))[0]
+    if is_saved:
         return folder
     states = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
@@ -93,12 +93,13 @@ def save_checkpoint(
     return folder
 
 
-def _folder_for(run: Path, progress: RunProgress) -> Path:
+def _folder_for(run: Path, progress: RunProgress) -> tuple[Path, bool]:
+    """Return the folder for a checkpoint, and whether the checkpoint exists already."""
     folder = run / "checkpoints" / f"step_{progress.step:08d}"
     if folder.exists() and read_state(folder) != progress:
         # the same weights, further in the data: for example, the last batches were all broken
         folder = folder.with_name(f"{folder.name}_epoch_{progress.epoch}_batch_{progress.batch}")
-    return folder
+    return folder, folder.exists()
 
 
 @contextmanager

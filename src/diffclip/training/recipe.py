@@ -27,14 +27,13 @@ from diffclip.config import (
     Backend,
     CLIPConfig,
     Init,
-    explain,
     model_names,
     named_config,
     resize_config,
     variant_config,
     variant_of,
 )
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explain
 from diffclip.plugins import load_listed, loaded_plugins
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 

@@ -11,8 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import diffclip
-from diffclip.config import explain
-from diffclip.errors import InputError, unknown_name
+from diffclip.errors import InputError, explain, unknown_name
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 # prefixes of the built-in recipes that are not for `diffclip train`

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from diffclip.config import explain
-from diffclip.errors import InputError, explain_errors
+from diffclip.errors import InputError, explain, explain_errors
 from diffclip.files import printable
 
 IMAGE = "<image>"
