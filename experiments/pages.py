@@ -17,6 +17,7 @@ from diffclip.files import write_text
 from diffclip.report.frame import read_results
 from diffclip.report.page import build_report, write_markdown
 from experiments.needle_converged import needle
+from experiments.seed_rows import read_rows
 
 LINE = "<!-- make experiments writes the rest -->"
 
@@ -45,4 +46,4 @@ if __name__ == "__main__":
         if folder.name in sys.argv[1:] or not sys.argv[1:]:
             write_page(folder)
     if needle.RUNS.parent.name in sys.argv[1:] or not sys.argv[1:]:
-        needle.write_page(needle.read_runs())
+        needle.write_page(read_rows(needle.RUNS))

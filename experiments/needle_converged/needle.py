@@ -17,7 +17,6 @@ python -m experiments.needle_converged.needle [--cell N] [--check SEED…] [--pa
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +29,8 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_rel
 from statsmodels.stats.multitest import multipletests
 from torch import Tensor
+
+from experiments.seed_rows import read_rows, write_rows
 
 RUNS = Path(__file__).with_name("runs.csv")
 LINE = "<!-- Below this line the program writes. -->"
@@ -281,7 +282,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="run nothing, write the page's results")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = read_runs()
+    rows = read_rows(RUNS)
     for number, cell in enumerate(CELLS if not options.page else ()):
         kept = [row for row in rows if (row["kind"], row["sigma"]) == cell]
         if options.cell not in (None, number) or bool(kept) != bool(options.check):
@@ -295,7 +296,7 @@ def main() -> None:
             )
             continue
         rows += run_cell(cell, SEEDS + SWEEP_SEEDS)
-        write_runs(rows)
+        write_rows(RUNS, rows)
         print(cell, f"{time.monotonic() - started:.0f} s", flush=True)
     write_page(rows)
 
@@ -309,36 +310,6 @@ def compare_again(cell: Cell, kept: list[dict[str, Any]], seeds: list[int]) -> f
         for column, value in zip(columns, new["values"], strict=True)
         if old["metric"] == "acc1"
     )
-
-
-def read_runs() -> list[dict[str, Any]]:
-    """Read `runs.csv`: a row per cell, arm, rate, length and metric, with a value per seed."""
-    if not RUNS.is_file():
-        return []
-    with RUNS.open(encoding="utf-8", newline="") as file:
-        return [
-            {
-                "kind": row["kind"],
-                "sigma": float(row["sigma"]),
-                "steps": int(row["steps"]),
-                "model": row["model"],
-            }
-            | {"lr": float(row["lr"]), "metric": row["metric"]}
-            | {"values": [float(value) for value in row["values"].split()]}
-            for row in csv.DictReader(file)
-        ]
-
-
-def write_runs(rows: list[dict[str, Any]]) -> None:
-    """Write `runs.csv`, whole or not at all."""
-    partial = RUNS.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            row | {"values": " ".join(f"{value:.5g}" for value in row["values"])} for row in rows
-        )
-    partial.replace(RUNS)
 
 
 class Contrast(NamedTuple):

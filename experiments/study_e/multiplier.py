@@ -15,11 +15,9 @@ takes a tenth of all lengths and four seeds, for a CPU. `--page` writes the resu
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +29,17 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from diffclip import CLIP
+from diffclip.benchmarking.timing import take_turns
+from diffclip.data.workers import map_processes
+from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
+from diffclip.files import write_atomically
+from diffclip.preprocess import normalize
 from diffclip.scenes import draw_scene
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.optimizer import MAX_LOGIT_SCALE
 from diffclip.training.recipe import read_recipe
+from experiments.seed_rows import read_rows, write_rows
 
 FOLDER = Path(__file__).parent
 LINE = "<!-- Below this line the program writes. -->"
@@ -46,6 +50,7 @@ COOLDOWN = 0.2
 """Share of a length in which the rate falls to 0."""
 SEEDS, SWEEP_SEEDS = tuple(range(12)), tuple(range(1000, 1004))
 BATCH, WARMUP, SIZE, DISTRACTORS, TEST, CAPTIONS = 32, 50, 64, 16, 500, 5
+PART = 500  # scenes that a process draws at a time
 PRIMARY = 2000
 """Length of the primary endpoint: CLIP's curve has lengths on both sides of it."""
 CHANGES = (
@@ -68,9 +73,9 @@ class Scenes(NamedTuple):
         return Scenes(self.images.to(device), self.tokens.to(device))
 
 
-def draw_part(split: str, first: int, count: int) -> tuple[Any, list[list[str]]]:
-    """Draw `count` scenes: images [count, S, S, 3], and the captions of each."""
-    scenes = [draw_scene(first + k, split=split, size=SIZE, distractors=DISTRACTORS) for k in range(count)]
+def draw_part(split: str, numbers: range) -> tuple[Any, list[list[str]]]:
+    """Draw scenes: images [N, S, S, 3], and the captions of each."""
+    scenes = [draw_scene(number, split=split, size=SIZE, distractors=DISTRACTORS) for number in numbers]
     return np.stack([scene.image for scene in scenes]), [list(scene.captions[:CAPTIONS]) for scene in scenes]
 
 
@@ -79,18 +84,16 @@ def open_scenes(cache: Path, split: str, count: int, workers: int) -> Scenes:
     file = cache / f"{split}-{count}.pt"
     if not file.is_file():
         tokenizer = Tokenizer(model_config(ARMS[0]).text)
-        cache.mkdir(parents=True, exist_ok=True)
-        part = 500
-        with ProcessPoolExecutor(workers) as pool:
-            starts = range(0, count, part)
-            drawn = pool.map(draw_part, [split] * len(starts), starts, [min(part, count - k) for k in starts])
-            images, captions = zip(*drawn, strict=True)
+        parts = [range(start, min(start + PART, count)) for start in range(0, count, PART)]
+        drawn = map_processes(functools.partial(draw_part, split), parts, workers)
+        images, captions = zip(*drawn, strict=True)
         texts = [text for part_texts in captions for own in part_texts for text in own]
         scenes = Scenes(
             torch.from_numpy(np.concatenate(images)).permute(0, 3, 1, 2).contiguous(),
             tokenizer(texts).view(count, CAPTIONS, -1),
         )
-        torch.save(dict(scenes._asdict()), file)
+        with write_atomically(file) as temporary:
+            torch.save(dict(scenes._asdict()), temporary)
     return Scenes(**torch.load(file, weights_only=True))
 
 
@@ -109,15 +112,6 @@ def stack_models(arm: str, seeds: Sequence[int], device: str) -> tuple[CLIP, Sta
     state = stack_module_state(models)[0]
     skeleton = CLIP(model_config(arm), attention_backend="eager", seed=0).to("meta")
     return skeleton, {name: value.detach().to(device).requires_grad_() for name, value in state.items()}
-
-
-def normalized(images: Tensor, arm: str) -> Tensor:
-    statistics = model_config(arm).preprocess
-    mean, std = (
-        torch.tensor(numbers, device=images.device)[:, None, None]
-        for numbers in (statistics.mean, statistics.std)
-    )
-    return (images.float() / 255 - mean) / std
 
 
 def make_loss(skeleton: CLIP) -> Callable[[State, Tensor, Tensor], Tensor]:
@@ -162,7 +156,8 @@ class Trainer:
     def step(self, number: int, rate: float) -> None:
         """Make step `number`, counted from 0, of all models."""
         chosen = self.order[:, number * BATCH : (number + 1) * BATCH]
-        images = normalized(self.scenes.images[chosen], self.arm)
+        images = normalize(self.scenes.images[chosen.flatten()], model_config(self.arm).preprocess)
+        images = images.unflatten(0, chosen.shape)
         tokens = self.scenes.tokens[chosen, self.caption.gather(1, chosen)]
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -212,7 +207,9 @@ def mean_recall(arm: str, test: Scenes, state: State) -> list[float]:
     for lane in range(len(state["logit_scale"])):
         with torch.inference_mode():
             skeleton.load_state_dict({name: value[lane] for name, value in state.items()})
-            images = skeleton.encode_image(normalized(test.images, arm), normalize=True)
+            images = skeleton.encode_image(
+                normalize(test.images, model_config(arm).preprocess), normalize=True
+            )
             texts = skeleton.encode_text(test.tokens.flatten(0, 1), normalize=True)
         recalls.append(
             100 * float(np.mean(list(retrieval_metrics(*retrieval_ranks(images, texts, owner)).values())))
@@ -220,55 +217,30 @@ def mean_recall(arm: str, test: Scenes, state: State) -> list[float]:
     return recalls
 
 
-def step_seconds(
-    scenes: Scenes, seeds: Sequence[int], turns: int = 7, steps: int = 10
-) -> dict[str, list[float]]:
-    """Time a step of each arm's stack: all arms take turns of some steps, after one step to warm up."""
-    trainers = {arm: Trainer(arm, RATES[0], seeds, scenes) for arm in ARMS}
-    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    for turn in range(turns + 1):
-        for arm, trainer in trainers.items():
+def step_milliseconds(scenes: Scenes, seeds: Sequence[int], rounds: int = 7) -> dict[str, list[float]]:
+    """Time a step of each arm's stack, in turns of ten steps."""
+
+    def sampler(trainer: Trainer) -> Callable[[], float]:
+        def turn() -> float:
             synchronize(scenes)
             started = time.perf_counter()
-            for number in range(steps if turn else 1):
+            for number in range(10):
                 trainer.step(number, 0.0)
             synchronize(scenes)
-            if turn:
-                seconds[arm].append((time.perf_counter() - started) / steps)
-    return seconds
+            return 100 * (time.perf_counter() - started)
+
+        return turn
+
+    samplers = {arm: sampler(Trainer(arm, RATES[0], seeds, scenes)) for arm in ARMS}
+    milliseconds, failures = take_turns(samplers, rounds)
+    for arm, reason in failures.items():
+        raise DiffCLIPError(f"a step of {arm} cannot be timed: {reason}")
+    return milliseconds
 
 
 def synchronize(scenes: Scenes) -> None:
     if scenes.images.is_cuda:
         torch.cuda.synchronize()
-
-
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read runs.csv: a row per arm, rate, length and metric, with a value per seed (or turn)."""
-    if not file.is_file():
-        return []
-    with file.open(encoding="utf-8", newline="") as lines:
-        return [
-            {
-                "model": row["model"],
-                "lr": float(row["lr"]),
-                "steps": int(row["steps"]),
-                "metric": row["metric"],
-            }
-            | {"values": [float(value) for value in row["values"].split()]}
-            for row in csv.DictReader(lines)
-        ]
-
-
-def write_rows(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    partial = file.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            dict(row) | {"values": " ".join(f"{value:.5g}" for value in row["values"])} for row in rows
-        )
-    partial.replace(file)
 
 
 def run_parts(options: argparse.Namespace) -> None:
@@ -281,10 +253,10 @@ def run_parts(options: argparse.Namespace) -> None:
     train = open_scenes(options.cache, "train", lengths[-1] * BATCH, options.workers).to(options.device)
     test = open_scenes(options.cache, "test", TEST, options.workers).to(options.device)
     rows = read_rows(file)
-    if not any(row["metric"] == "step_seconds" for row in rows):
-        for arm, seconds in step_seconds(train, seeds, 3 if options.rehearse else 7).items():
+    if not any(row["metric"] == "step_milliseconds" for row in rows):
+        for arm, times in step_milliseconds(train, seeds, 3 if options.rehearse else 7).items():
             rows.append(
-                {"model": arm, "lr": RATES[0], "steps": 0, "metric": "step_seconds", "values": seconds}
+                {"model": arm, "lr": RATES[0], "steps": 0, "metric": "step_milliseconds", "values": times}
             )
         write_rows(file, rows)
     for rate in RATES:
@@ -330,7 +302,7 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         }
         best = max(RATES, key=lambda rate: by_rate[rate][lengths[-1]][n:].mean())
         table[arm] = best, {steps: values[:n] for steps, values in by_rate[best].items()}
-    seconds = {row["model"]: np.median(row["values"]) for row in rows if row["metric"] == "step_seconds"}
+    times = {row["model"]: np.median(row["values"]) for row in rows if row["metric"] == "step_milliseconds"}
     primary = lengths[LENGTHS.index(PRIMARY)]
     curve = {steps: float(values.mean()) for steps, values in table[ARMS[0]][1].items()}
     lines = [
@@ -346,7 +318,7 @@ def results(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         worth = equivalent_steps(table[arm][1][primary], curve)
         test = ttest_rel(worth, own)
         low, high = test.confidence_interval()
-        cost = seconds[arm] / seconds[ARMS[0]]
+        cost = times[arm] / times[ARMS[0]]
         middle, low, high = (2**value for value in ((worth - own).mean(), low, high))
         lines.append(
             f"- {arm}, {primary:,} steps: {middle:.2f} times the steps ({low:.2f} to {high:.2f}, "
