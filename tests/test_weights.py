@@ -269,12 +269,23 @@ def cut(file: Path, share: float) -> Path:
     return file
 
 
+def scripted(file: Path) -> Path:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("jit/code/__torch__.py", "")
+    return file
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda d: d / "absent.pt", "does not exist"),
         (lambda d: (d / "empty.pt").touch() or d / "empty.pt", "is empty"),
         (lambda d: (d / "folder").mkdir() or d / "folder", "neither model.safetensors nor checkpoint_best"),
+        (
+            lambda d: save_file({"a": torch.zeros(2)}, d / "a.safetensors") or d,
+            "it has a.safetensors, give one of these",
+        ),
+        (lambda d: scripted(d / "jit.pt"), "is a TorchScript archive, which holds code"),
         (lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.6), "cut.pt"),
         (lambda d: (d / "a.safetensors").write_text("none") and d / "a.safetensors", "safetensors"),
         (lambda d: (d / "text.pt").write_text("hello world\n") and d / "text.pt", "not a file of torch.save"),
@@ -338,10 +349,21 @@ def test_averaged_weights_are_taken_and_named(tmp_path: Path) -> None:
     plain, averaged = tiny(seed=1), tiny(seed=2)
     states = {"state_dict": plain.state_dict(), "state_dict_ema": averaged.state_dict(), "epoch": 1}
     torch.save(states, tmp_path / "both.pt")
-    with pytest.warns(UserWarning, match="averaged weights state_dict_ema are taken, not state_dict"):
+    with pytest.warns(UserWarning, match="weights state_dict_ema are taken, not state_dict"):
         assert same(diffclip.load(tmp_path / "both.pt")[0], averaged)
     torch.save({"state": {"model_ema": averaged.state_dict()}}, tmp_path / "ema.pt")
     assert same(diffclip.load(tmp_path / "ema.pt")[0], averaged)
+    parts = {
+        "acc.total": torch.zeros(()),
+        **{f"model.{name}": value for name, value in plain.state_dict().items()},
+    }
+    torch.save({"state_dict": parts}, tmp_path / "lightning.ckpt")
+    with pytest.warns(UserWarning, match=r"with names after 'model\.' are taken, not acc\.total"):
+        assert same(diffclip.load(tmp_path / "lightning.ckpt")[0], plain)
+    both = parts | {f"ema_model.{name}": value for name, value in averaged.state_dict().items()}
+    torch.save(both, tmp_path / "one.pt")
+    with pytest.warns(UserWarning, match=r"with names after 'ema_model\.' are taken"):
+        assert same(diffclip.load(tmp_path / "one.pt")[0], averaged)
     swa = torch.optim.swa_utils.AveragedModel(averaged).state_dict()
     torch.save(swa, tmp_path / "swa.pt")
     assert same(diffclip.load(tmp_path / "swa.pt")[0], averaged)
@@ -355,7 +377,12 @@ def test_a_file_without_our_weights_is_told_with_the_keys_that_are_there(tmp_pat
             "conv1.weight": torch.zeros(2),
             "fc.weight": torch.zeros(2),
         },
-        "weights twice": state | {f"module.{name}": tensor for name, tensor in state.items()},
+        "several models, with names after '', 'module.'": state
+        | {f"module.{name}": state[name] for name in state},
+        "quantized or integer .*logit_scale int8": {
+            name: value.to(torch.int8) for name, value in state.items()
+        },
+        "holds no state_dict, it is a list": [1],
         "its keys are student, teacher": {"student": state, "teacher": state},
     }
     for message, contents in cases.items():

@@ -48,9 +48,16 @@ def read_pickle(path: Path) -> Any:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # torch warns about objects that it then refuses
+        is_archive = zipfile.is_zipfile(path)
+        if is_archive:
+            with zipfile.ZipFile(path) as archive:
+                holds_code = any("/code/" in name for name in archive.namelist())
+            if holds_code:
+                reason = "is a TorchScript archive, which holds code, as OpenAI's files are"
+                raise InputError(str(path), reason, "give open_clip:ViT-B-32/openai, or a file of tensors")
         try:
             # files of torch < 1.6 are no archives and cannot be mapped
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         except (pickle.UnpicklingError, KeyError):  # a text file has unknown opcodes
             unsafe: list[str] = []
             with suppress(ValueError, RuntimeError):  # files of torch < 1.6 are not taken apart

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", "checkpoint_best.pt"
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _USUAL_KEYS = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights")
-_AVERAGED = re.compile(r"(^|[._])(ema|swa|averaged?)([._]|$)")
+_AVERAGED = re.compile(r"(^|[._])(ema|swa|avg|averaged?)([._]|$)")
 _INNER = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 _OUTER = re.compile(r"^((module|model)\.)+")
+_SCALE = re.compile(r"(.+\.|)logit_scale")
 _NAMED = 4  # in a message
 _ORIGIN = "origin"  # in config.json: facts about the training
 CONFIG_KEY = "diffclip_config"  # in our files, and in the metadata that open_clip's trainer saves
@@ -47,7 +49,11 @@ def _find_weights(path: str | Path) -> Path:
     if path.is_dir():
         files = [path / name for name in (WEIGHTS_FILE, PUBLISHED_FILE) if (path / name).is_file()]
         if not files:
-            raise InputError(f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: give a saved folder")
+            advice = "give a saved folder"
+            if others := sorted(file.name for file in path.iterdir() if file.suffix in _SUFFIXES):
+                advice = f"it has {first_names(others)}, give one of these files, or open_clip:local-dir:{path} or "
+                advice += f"transformers:{path} if they are of these libraries"
+            raise InputError(f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: {advice}")
         path = files[0]
     if not path.exists():
         raise InputError(f"{path} does not exist: give a run folder, a saved folder or a weights file")
@@ -102,15 +108,23 @@ def _read_file(file: Path) -> tuple[Mapping[str, Tensor], object]:
 
 def _without_wrappers(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
     """Take the names of wrappers out of the names of parameters: those of torch (compiled, parallel, averaged and
-    sharded models), and everything before `logit_scale`."""
-    names = {
-        name: _INNER.sub("", name) for name in tensors if name != "n_averaged"
-    }  # of torch's `AveragedModel`
-    outer = next(
-        (name.removesuffix("logit_scale") for name in names.values() if name.endswith(".logit_scale")), ""
-    )
-    state = {_OUTER.sub("", name.removeprefix(outer)): tensors[original] for original, name in names.items()}
-    if len(state) < len(names):
+    sharded models), and everything before `logit_scale`. What has another beginning is no part of the model."""
+    # `n_averaged` is of torch's `AveragedModel`
+    names = {name: _INNER.sub("", name) for name in tensors if name != "n_averaged"}
+    scales = [match[1] for name in names.values() if (match := _SCALE.fullmatch(name))]
+    models = [name for name in scales if _AVERAGED.search(name)] or scales
+    outer = models[0] if models else ""
+    if len(models) > 1:
+        which = ", ".join(map(repr, models))
+        raise InputError(f"{file} holds several models, with names after {which}: save one of them alone")
+    others = sorted(name for name in names.values() if not name.startswith(outer))
+    if others:
+        say_once(f"{file}: the weights with names after {outer!r} are taken, not {first_names(others)}")
+    chosen = [
+        (name.removeprefix(outer), original) for original, name in names.items() if name.startswith(outer)
+    ]
+    state = {_OUTER.sub("", name): tensors[original] for name, original in chosen}
+    if len(state) < len(chosen):
         raise InputError(f"{file} holds weights twice ({first_names(names)}): save one of its models alone")
     return state
 
@@ -122,16 +136,13 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
     usual = [key for key in states if key.rpartition(".")[2] in _USUAL_KEYS]
     chosen = averaged or usual or list(states)
     if not usual and len(chosen) != 1:
-        holds = (
-            f"its keys are {first_names(contents)}"
-            if isinstance(contents, Mapping) and contents
-            else "it is empty"
-        )
+        holds = f"it is a {type(contents).__name__}"
+        if isinstance(contents, Mapping):
+            holds = f"its keys are {first_names(contents)}" if contents else "it is empty"
         raise InputError(f"{file} holds no state_dict, {holds}: give a file with a model's weights")
-    if averaged and len(states) > 1:
-        others = ", ".join(key for key in states if key != averaged[0])
-        say_once(f"{file}: the averaged weights {averaged[0]} are taken, not {others}")
-    state = states[chosen[0]]
+    state = states.pop(chosen[0])
+    if others := [key for key, other in states.items() if any(_SCALE.fullmatch(str(name)) for name in other)]:
+        say_once(f"{file}: the weights {chosen[0]} are taken, not {', '.join(others)}")
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(f"{file} holds no state_dict: {str(name)[:60]!r} is not a named tensor")
@@ -267,6 +278,11 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
             f"{name} {list(actual[name])} for {list(expected[name])}"
             for name in expected.keys() & actual.keys()
             if expected[name] != actual[name]
+        ),
+        "quantized or integer": sorted(
+            f"{name} {str(state[name].dtype).removeprefix('torch.')}"
+            for name in expected.keys() & actual.keys()
+            if not state[name].is_floating_point() or state[name].itemsize < 2
         ),
     }
     if not any(faults.values()):

@@ -59,6 +59,15 @@ def test_splits_are_found_in_caption_file_names(tmp_path: Path, capsys: pytest.C
     assert "left out, of no split: captions_dev.json; " in capsys.readouterr().err
 
 
+def test_texts_beside_the_images_are_packed_as_they_are(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("a dog")
+    with pytest.raises(
+        InputError, match=r"has no file of captions: its \.txt are of one image each.* tar -cf 0\.tar"
+    ):
+        find_captions(tmp_path)
+
+
 def test_same_command_resumes_and_other_settings_are_refused(kaggle: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     options = {"captions": kaggle / "captions.txt", "workers": 1}

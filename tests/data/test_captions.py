@@ -27,6 +27,11 @@ COCO = {
         ("x.csv", "image_name| number| comment\na.jpg| 0| a dog, running\na.jpg| 1| second\nb/c.png| 0| one\nd| 4"),
         ("Flickr8k.token.txt", "a.jpg#0\ta dog, running\na.jpg#1\tsecond\nb/c.png#0\tone\n"),
         ("x.jsonl", '{"image": "a.jpg", "text": ["a dog, running", "second"]}\n{"image": "b/c.png", "text": "one"}'),
+        ("pandas.tsv", 'image\tcaption\na.jpg\t"a dog,\nrunning"\n"a.jpg"\t"second"\nb/c.png\tone\n'),
+        ("x.csv", "img,raw\na.jpg,\"['a dog, running', 'second']\"\nb/c.png,one\n"),
+        ("datasets.json", "\n".join(json.dumps({"image": name, "text": texts}) for name, texts in WANTED.items())),
+        ("dataset_flickr8k.json", json.dumps({"dataset": "flickr8k", "images": [
+            {"filename": name, "sentences": [{"raw": text} for text in texts]} for name, texts in WANTED.items()]})),
         ("list.json", json.dumps([{"image": name, "captions": texts} for name, texts in WANTED.items()])),
         ("by_image.json", json.dumps(WANTED)),
         ("coco.json", json.dumps(COCO)),
@@ -35,6 +40,15 @@ COCO = {
 def test_every_format_of_caption_files_is_read(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert read_captions(tmp_path / name).captions == WANTED
+
+
+def test_a_quote_in_a_table_separated_by_tabs_may_be_a_mere_character(tmp_path: Path) -> None:
+    rows = ['a.jpg\t"big" dog', 'b.jpg\t"big dog', 'c.jpg\tsmall "cat"']
+    (tmp_path / "x.tsv").write_text("\n".join(["image\tcaption", *rows]))
+    texts = ['"big" dog', '"big dog', 'small "cat"']
+    assert read_captions(tmp_path / "x.tsv").captions == {
+        row[:5]: [text] for row, text in zip(rows, texts, strict=True)
+    }
 
 
 def test_blank_captions_are_left_out_and_newlines_become_spaces(tmp_path: Path) -> None:
@@ -77,7 +91,7 @@ def test_a_row_ends_at_a_line_feed_alone(tmp_path: Path, mark: str) -> None:
         assert read_captions(tmp_path / name) == ({"a.jpg": ["a cat on a mat"]}, [])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "folder"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "feather", "folder"])
 def test_parquet_and_folders_of_datasets_are_read(tmp_path: Path, kind: str) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -90,11 +104,13 @@ def test_parquet_and_folders_of_datasets_are_read(tmp_path: Path, kind: str) -> 
     if kind == "parquet":
         parquet.write_table(table, file)
     else:
-        target = file if kind == "arrow" else file / "data-00000-of-00001.arrow"
+        target = file if kind != "folder" else file / "data-00000-of-00001.arrow"
         target.parent.mkdir(exist_ok=True)
         with (
             pyarrow.OSFile(str(target), "wb") as handle,
-            pyarrow.ipc.new_stream(handle, table.schema) as stream,
+            (pyarrow.ipc.new_file if kind == "feather" else pyarrow.ipc.new_stream)(
+                handle, table.schema
+            ) as stream,
         ):
             stream.write_table(table)
     assert read_captions(file).captions == WANTED
@@ -118,7 +134,11 @@ def test_without_pyarrow_a_line_says_how_to_convert(tmp_path: Path, monkeypatch:
         ("x.csv", b"\xff\xfe", "should be UTF-8 text"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": "b"}\n{\n', "line 2 is not valid JSON"),
         ("x.jsonl", b'{"image": "a.jpg", "caption": 5}', "the caption of a.jpg is 5, which is not text"),
-        ("x.json", b'[{"image": "a.jpg", "caption": [{"raw": "b"}]}]', r"a.jpg is \[{'raw': 'b'}\], which is not text"),
+        ("x.json", b'[{"image": "a.jpg", "caption": [{"id": 1}]}]', r"a.jpg is \[{'id': 1}\], which is not text"),
+        ("x.json", b'[{"image": {"bytes": "b"}, "caption": "b"}]', "an image is .*: give the name of its file"),
+        ("x.jsonl", b'{"image": "a", "text": "b", "split": "train"}\n{"image": "b", "text": "b", "split": "val"}',
+         "holds the splits train, val: give a file of each"),
+        ("x.csv", b"image,caption,split\na,b,test\nb,b,train\n", "holds the splits test, train"),
         ("x.json", b'[{"image": "a.jpg", "caption": ["b", NaN]}]', "which is not text"),
         ("x.csv", b'image,caption\na.jpg,"b' + b"x" * 140_000, r"up to line \d+: field larger than .*quote"),
         ("x.csv", b'image,caption\na.jpg,"a star\nb.jpg,a dog\n', "up to line 3: unexpected end of data; is a quote"),

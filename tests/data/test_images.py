@@ -137,6 +137,9 @@ def test_find_images_searches_folders_and_skips_hidden_files(tmp_path: Path) -> 
 def test_kinds_that_are_not_read_are_listed_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("pillow_heif", "pi_heif", "pillow_jxl"):
+        monkeypatch.setitem(sys.modules, name, None)
+    _add_format.cache_clear()
     heic, jxl = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", b"\xff\x0a" + b"\0" * 20
     for name, data in (
         ("a.HEIC", heic),

@@ -160,7 +160,7 @@ def test_missing_or_broken_remote_shards_are_skipped_and_named(site, tmp_path, m
     pairs = Pairs(f"{server}/{{0..6}}.tar")
     assert len(pairs) == 20
     assert [str(fault) for fault in pairs.tars.faults] == [
-        f"{server}/2.tar is not a tar",
+        f"{server}/2.tar is not a tar: make shards of images and captions with diffclip data make-shards",
         f"{server}/6.tar does not exist: check the address (that of a folder ends with '/')",
     ]
     cached = Pairs(f"{server}/0.tar", cache=str(tmp_path / "cache"))

@@ -60,6 +60,8 @@ def test_shards_expand_from_ranges_folders_files_and_patterns(tmp_path: Path) ->
 def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "0.tar").touch()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "0.tar.gz").touch()
     for spec, words in (
         ("", "does not exist"),
         ([], "no shards given"),
@@ -67,6 +69,10 @@ def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
         (f"{tmp_path}/x*.tar", "does not exist"),
         (f"{tmp_path}/{{0..3.tar", "unpaired braces"),
         (tmp_path / "empty", "no .tar shards in folder"),
+        (tmp_path / "packed", "it has 0.tar.gz, unpack it to a .tar"),
+        (tmp_path.parent, f"its folder {tmp_path.name} has some, give {tmp_path}"),
+        (f"{tmp_path}/0.tar::{tmp_path}/1.tar", "several are a list in a recipe"),
+        ("pipe:aws s3 cp s3://b/0.tar -", "commands are not run, give the address that it reads"),
     ):
         with pytest.raises(InputError) as raised:
             expand_shards(spec)
@@ -122,6 +128,7 @@ SAME = {"a.jpg": "a.txt", "b.jpg": "b.txt"}
         ("i/x/a.jpg i/y/a.jpg t/x/a.txt t/y/a.txt", {"i/x/a.jpg": "t/x/a.txt", "i/y/a.jpg": "t/y/a.txt"}),
         ("x/i/a.jpg y/i/a.jpg x/t/a.txt y/t/a.txt", {"x/i/a.jpg": "x/t/a.txt", "y/i/a.jpg": "y/t/a.txt"}),
         ("i/a.jpg a.txt ./b.jpg b.txt", {"i/a.jpg": "a.txt", "./b.jpg": "b.txt"}),
+        ("i\\a.jpg t\\a.txt", {"i\\a.jpg": "t\\a.txt"}),  # written on Windows
         ("\u00e9.jpg e\u0301.txt", {"\u00e9.jpg": "e\u0301.txt"}),  # one name in two forms of Unicode
     ],
 )  # fmt: skip
@@ -181,15 +188,16 @@ def test_links_inside_a_shard_are_read_and_other_links_and_sparse_files_are_name
     (files / "b.jpg").hardlink_to(files / "a.jpg")
     (files / "c.jpg").symlink_to("a.jpg")
     (files / "d.jpg").symlink_to(tmp_path)
+    (files / "b2.jpg").symlink_to("c.jpg")
     with (files / "e.jpg").open("wb") as file:
         file.truncate(1 << 20)
-    for key in "abcde":
+    for key in ("a", "b", "b2", "c", "d", "e"):
         (files / f"{key}.txt").write_text(key)
     path = tmp_path / "0.tar"
     subprocess.run(["tar", "--sparse", "-cf", path, "--sort=name", "-C", files, "."], check=True)
     shards = TarSet(path, PairKeys().members())
     found = {shards[i].key: shards[i].read("image")["image"] for i in range(len(shards))}
-    assert found == dict.fromkeys("abc", b"an image")
+    assert found == dict.fromkeys(("a", "b", "b2", "c"), b"an image")
     [note] = shards.notes
     assert (
         "holds 2 links to elsewhere or sparse files, which are not read, the first: 'd.jpg': pack"
@@ -265,6 +273,10 @@ def test_shards_without_any_sample_raise_input_error(tmp_path: Path) -> None:
         (tmp_path / "bz.tar", "is compressed: unpack it with bunzip2"),
         (tmp_path / "xz.tar", "is compressed: unpack it with unxz"),
         (tar_of(tmp_path / "none.tar", []), "no sample in"),
+        (
+            tar_of(tmp_path / "bare.tar", [("a", b"1")]),
+            "has no file that is named KEY.ENDING, the first is 'a'",
+        ),
     ):
         with pytest.raises(InputError) as raised:
             open_tars(path)

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diffclip.errors import Fault, InputError, explain_errors
 from diffclip.files import read_text
 
-Captions = dict[str, list[str]]
+CaptionsByImage = dict[str, list[str]]
 """Image file → its captions, in the order of the caption file (COCO's JSON: in the order of the image ids)."""
 
-SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".jsonl", ".json", ".parquet", ".arrow")
+_LINES, _ARROW = (".jsonl", ".ndjson"), (".parquet", ".arrow", ".feather")
+SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".json", *_LINES, *_ARROW)
 # The usual names of the columns or keys.
-_COLUMN_NAMES = {
-    "image": ("image", "file_name", "filename", "filepath", "image_path", "path", "file", "image_name", "image_id"),
-    "caption": ("caption", "captions", "text", "sentence", "comment", "description", "title", "raw"),
-}  # fmt: skip
+_IMAGE = (
+    *("image", "file_name", "filename", "filepath", "file_path", "image_path", "path", "file", "image_file"),
+    *("image_name", "image_filename", "img", "image_id"),
+)
+_CAPTION = (
+    *("caption", "captions", "text", "sentence", "sentences", "comment", "description", "title", "raw"),
+    *("alt_text", "prompt"),
+)
+_SPLIT = "split"
 _TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
 
 
 class CaptionFile(NamedTuple):
     """The captions of a caption file, and the faults of the rows that are left out."""
 
-    captions: Captions
+    captions: CaptionsByImage
     faults: list[Fault]
 
 
@@ -37,28 +45,28 @@ def read_captions(file: Path) -> CaptionFile:
 
     Args:
         file: `.csv`, `.tsv` or `.txt` with a header; `.token` or `.txt` of `NAME#NUMBER<tab>CAPTION` lines; `.jsonl`
-            with one object per line; `.json` with a list of such objects, with captions
-            by image, or in COCO's format; `.parquet`, `.arrow`
-            or a folder that the library datasets saved. The captions of an object may be a list. Columns and keys
+            with one object per line; `.json` with a list of such objects (also as the only list of an object), with
+            captions by image, or in COCO's format; `.parquet`, `.arrow` or a folder that the library datasets saved.
+            The captions of an object may be a list, also written as a text, or objects themselves. Columns and keys
             have one of the usual names.
 
     Raises:
         InputError: the file cannot be read, has no column of images or of captions, or has no caption.
     """
-    captions: Captions = {}
+    captions: CaptionsByImage = {}
     faults: list[Fault] = []
     for row in _rows(file):
         if isinstance(row, Fault):
             faults.append(row)
             continue
-        image, texts = row
-        if not _is_text(texts):
-            raise InputError(
-                f"{file}: the caption of {image} is {texts!r:.80}, which is not text: correct it"
-            )
-        values = texts if isinstance(texts, list) else [texts]
-        cleaned = (" ".join(value.split()) for value in values if value)
+        image, texts = row[0], _texts(row[1])
+        if texts is None:
+            reason = f"the caption of {image} is {row[1]!r:.80}, which is not text: correct it"
+            raise InputError(f"{file}: {reason}")
+        if not isinstance(image, str | int | None):
+            raise InputError(f"{file}: an image is {image!r:.80}: give the name of its file")
         name = "" if image is None else str(image).strip()
+        cleaned = (" ".join(text.split()) for text in texts)
         captions.setdefault(name, []).extend(text for text in cleaned if text)
     captions.pop("", None)
     if not any(captions.values()):
@@ -67,9 +75,18 @@ def read_captions(file: Path) -> CaptionFile:
     return CaptionFile(captions, faults)
 
 
-def _is_text(value: Any) -> bool:
-    values = value if isinstance(value, list) else [value]
-    return all(text is None or isinstance(text, str) for text in values)
+def _texts(value: Any) -> list[str] | None:
+    """Return the texts in a caption, a list of captions, or objects with a caption; None for anything else."""
+    if isinstance(value, str) and value.startswith(("['", '["')):  # tables write a list as text
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(value)
+    texts: list[str] = []
+    for item in value if isinstance(value, list) else [value]:
+        text = item.get(_column(item, _CAPTION), item) if isinstance(item, dict) else item
+        if not isinstance(text, str | None):
+            return None
+        texts.append(text or "")
+    return texts
 
 
 Row = tuple[Any, Any] | Fault
@@ -78,19 +95,22 @@ Row = tuple[Any, Any] | Fault
 
 def _rows(file: Path) -> Iterable[Row]:
     ending = file.suffix.lower()
-    if file.is_dir() or ending in (".parquet", ".arrow"):
+    if file.is_dir() or ending in _ARROW:
         return _arrow(file)
     text = read_text(file)
-    if ending == ".jsonl":
+    # the library datasets gives its JSON lines the ending .json
+    if ending in _LINES or (ending == ".json" and re.match(r"\s*\{.*\}\s*\n\s*\{", text)):
         lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _objects([(place, _json(line, f"{file}, {place}")) for place, line in lines], file)
     if ending == ".json":
         content = _json(text, str(file))
-        if isinstance(content, list):
-            return _objects([(f"entry {number}", item) for number, item in enumerate(content, 1)], file)
-        by_image = list(content.items()) if isinstance(content, dict) else []
-        if by_image and all(map(_is_text, (value for _, value in by_image))):
-            return iter(by_image)
+        lists = [content] if isinstance(content, list) else []
+        if isinstance(content, dict) and "annotations" not in content:
+            lists = [value for value in content.values() if _has_images(value)]
+            if not lists and all(_texts(value) is not None for value in content.values()):
+                return iter(content.items())
+        if len(lists) == 1:
+            return _objects([(f"entry {number}", item) for number, item in enumerate(lists[0], 1)], file)
         return _coco(content, file)
     return _tokens(text, file) if _TOKEN.match(text) else _table(text, file)
 
@@ -102,14 +122,31 @@ def _json(text: str, source: str) -> Any:
         raise InputError(f"{source} is not valid JSON ({error}): correct it") from None
 
 
+def _has_images(value: Any) -> bool:
+    """Tell whether a value in a JSON file is a list of objects with an image."""
+    return isinstance(value, list) and any(isinstance(item, dict) and _column(item, _IMAGE) for item in value)
+
+
+def _check_splits(values: Iterable[Any], file: Path) -> None:
+    """Raise `InputError` if a file has images of several splits: they would be packed together."""
+    splits = sorted({str(value) for value in values if value})
+    if len(splits) > 1:
+        raise InputError(
+            f"{file} holds the splits {', '.join(splits[:4])}: give a file of each, or take out {_SPLIT!r}"
+        )
+
+
 def _objects(objects: list[tuple[str, Any]], file: Path) -> Iterator[Row]:
     """Yield image and captions of each object, which is given with its place in the file."""
+    _check_splits((item.get(_SPLIT) for _, item in objects if isinstance(item, dict)), file)
     for place, item in objects:
-        columns = _columns(item) if isinstance(item, dict) else (None, None)
-        if None in columns:
+        image, caption = (
+            _column(item, names) if isinstance(item, dict) else None for names in (_IMAGE, _CAPTION)
+        )
+        if image is None or caption is None:
             yield Fault(f"{file}, {place}", "has no image or no caption")
         else:
-            yield item[columns[0]], item[columns[1]]
+            yield item[image], item[caption]
 
 
 def _coco(content: Any, file: Path) -> Iterator[Row]:
@@ -137,18 +174,24 @@ def _table(text: str, file: Path) -> Iterator[Row]:
     first = text.partition("\n")[0]
     # without a tab, the first mark is the delimiter: the first line may have other marks in a caption
     delimiter = "\t" if "\t" in first else next((mark for mark in first if mark in "|;,"), ",")
-    # only files separated by , or ; use quotes, and those of mehdidc/retrieval_annotations do not
-    is_quoted = delimiter in ",;" and not file.name.endswith("_karpathy.txt")
-    quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
+    # files separated by | use no quotes, nor do those of mehdidc/retrieval_annotations
+    is_quoted = delimiter != "|" and not file.name.endswith("_karpathy.txt")
     try:
-        rows = [(reader.line_num, row) for row in reader if any(row)]
+        rows = _split_table(text, delimiter, csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE)
+        # in tables separated by tabs a quote may be a mere character
+        if delimiter == "\t" and any("\t" in cell for _, row in rows for cell in row):
+            raise csv.Error
     except csv.Error as error:
-        raise InputError(f"{file}, up to line {reader.line_num}: {error}; is a quote not closed?") from None
+        if delimiter != "\t":
+            raise InputError(f"{file}, {error}; is a quote not closed?") from None
+        rows = _split_table(text, delimiter, csv.QUOTE_NONE)
     if not rows:
         raise InputError(f"{file} is empty: give lines of an image and a caption")
     head = rows[0][1]
     image, caption = map(head.index, _required_columns(head, file))
+    if _SPLIT in head:
+        column = head.index(_SPLIT)
+        _check_splits((row[column] for _, row in rows[1:] if len(row) == len(head)), file)
     # if the captions are the last column, an unquoted delimiter in a caption is part of the caption
     end = None if caption == len(head) - 1 else caption + 1
     for number, row in rows[1:]:
@@ -156,6 +199,15 @@ def _table(text: str, file: Path) -> Iterator[Row]:
             yield row[image], delimiter.join(row[caption:end])
         else:
             yield Fault(f"{file}, line {number}", f"has {len(row)} of {len(head)} columns")
+
+
+def _split_table(text: str, delimiter: str, quoting: Any) -> list[tuple[int, list[str]]]:
+    """Return the rows of a table that are not blank, with their lines; raise `csv.Error` with the line of a fault."""
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True)
+    try:
+        return [(reader.line_num, row) for row in reader if any(row)]
+    except csv.Error as error:
+        raise csv.Error(f"up to line {reader.line_num}: {error}") from None
 
 
 def _arrow(file: Path) -> Iterator[Row]:
@@ -170,7 +222,7 @@ def _arrow(file: Path) -> Iterator[Row]:
         ) from None
     files = [file]
     if file.is_dir():
-        files = sorted(path for path in file.iterdir() if path.suffix in (".arrow", ".parquet"))
+        files = sorted(path for path in file.iterdir() if path.suffix in _ARROW)
         if not files:
             folders = ", ".join(sorted(path.name for path in file.iterdir() if path.is_dir())) or "none in it"
             raise InputError(f"{file} has no .arrow or .parquet file: name a split's folder ({folders})")
@@ -178,11 +230,12 @@ def _arrow(file: Path) -> Iterator[Row]:
     for path in files:
         with explain_errors(f"{path} cannot be read", "give a whole file"):
             is_parquet = path.suffix == ".parquet"
-            source = (
-                parquet.ParquetFile(path)
-                if is_parquet
-                else pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-            )
+            if is_parquet:
+                source = parquet.ParquetFile(path)
+            else:
+                memory = pyarrow.memory_map(str(path))
+                is_file = memory.read_at(6, 0) == b"ARROW1"
+                source = pyarrow.ipc.open_file(memory) if is_file else pyarrow.ipc.open_stream(memory)
             schema = source.schema_arrow if is_parquet else source.schema
             image, caption = _required_columns(schema.names, file)
             # an image in the file: only its path is read
@@ -199,17 +252,14 @@ def _arrow(file: Path) -> Iterator[Row]:
         )
 
 
-def _columns(names: Iterable[str]) -> tuple[str | None, str | None]:
-    """Find the columns or keys of images and of captions."""
+def _column(names: Iterable[str], usual: tuple[str, ...]) -> str | None:
+    """Find the first of the usual names among the names of columns or keys."""
     columns = {name.strip().lower(): name for name in names}
-    image, caption = (
-        next((columns[name] for name in usual if name in columns), None) for usual in _COLUMN_NAMES.values()
-    )
-    return image, caption
+    return next((columns[name] for name in usual if name in columns), None)
 
 
 def _required_columns(names: list[str], file: Path) -> tuple[str, str]:
-    image, caption = _columns(names)
+    image, caption = _column(names, _IMAGE), _column(names, _CAPTION)
     if image is None or caption is None:
         missing = "image" if image is None else "caption"
         raise InputError(

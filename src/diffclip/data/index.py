@@ -39,9 +39,12 @@ BLOCK = 512
 # Limit for the zeros after the last member: GNU tar pads to 10 KiB, or to the size that `-b` sets.
 _PADDING = 1 << 20
 _CUT = "is cut short or broken"
+_NO_TAR = "is not a tar: make shards of images and captions with diffclip data make-shards"
 # How a compressed file begins, and the program that unpacks it.
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
-_FORMAT = 6
+_FORMAT = 7
+# Number of links that may lead from one to the next, as in Linux.
+_LINKS = 40
 _METADATA = re.compile(r"__.*__")
 
 Position = tuple[int, int]
@@ -104,17 +107,17 @@ def scan(path: Path) -> Index:
             fault = _read_headers(file, path.stat().st_size, entries, links)
     except OSError as error:
         entries, links, fault = [], [], f"cannot be read ({error.strerror or error})"
-    targets = dict(entries) if links else {}
-    entries += [(name, targets[target]) for name, target in links if target in targets]
+    unread = _follow_links(entries, links)
     samples, repeated = _group(entries)
+    if entries and not samples:
+        fault = fault or f"has no file that is named KEY.ENDING, the first is {entries[0][0]!r}"
     if fault and fault.startswith(_CUT):
         fault = f"{fault}, {len(samples)} sample{'s' * (len(samples) != 1)} before it kept"
     notes = [f"holds {len(repeated)} keys more than once, the first: {repeated[0]!r}"] if repeated else []
-    if unread := [name for name, target in links if target not in targets]:
-        which = (
-            f"{len(unread)} links to elsewhere or sparse files, which are not read, the first: {unread[0]!r}"
-        )
-        notes.append(f"holds {which}: pack the files with tar --dereference, without --sparse")
+    if unread:
+        which = f"{len(unread)} links to elsewhere or sparse files, which are not read"
+        advice = "pack the files with tar --dereference, without --sparse"
+        notes.append(f"holds {which}, the first: {unread[0]!r}: {advice}")
     shapes: dict[tuple[str, ...], int] = {}
     table, positions = [], list[Position]()
     for key, members in samples:
@@ -141,7 +144,7 @@ def _read_headers(
         file.seek(0)
         magic = file.read(5)
         programs = (program for start, program in _COMPRESSED.items() if magic.startswith(start))
-        return next((f"is compressed: unpack it with {program}" for program in programs), "is not a tar")
+        return next((f"is compressed: unpack it with {program}" for program in programs), _NO_TAR)
     whole = False
     # tarfile raises these errors for a damaged header
     with suppress(tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
@@ -151,14 +154,13 @@ def _read_headers(
             after = tar.offset if member.issparse() else member.offset_data + member.size
             if member.size < 0 or tar.offset <= member.offset or after > length:
                 break
-            name = posixpath.normpath(member.name)
+            name, target = (_normal(path) for path in (member.name, member.linkname))
             if member.issparse():
                 links.append((name, ""))
             elif member.issym():
-                target = posixpath.join(posixpath.dirname(name), member.linkname)
-                links.append((name, posixpath.normpath(target)))
+                links.append((name, posixpath.normpath(posixpath.join(posixpath.dirname(name), target))))
             elif member.islnk():
-                links.append((name, posixpath.normpath(member.linkname)))
+                links.append((name, target))
             elif member.isreg() and member.size < 2**32:
                 entries.append((name, (member.offset_data // BLOCK, member.size)))
         else:
@@ -168,6 +170,24 @@ def _read_headers(
     if whole and BLOCK <= len(end) <= _PADDING and not end.strip(b"\0"):
         return None
     return f"{_CUT} at byte {position} of {length}"
+
+
+def _normal(path: str) -> str:
+    return posixpath.normpath(path.replace("\\", "/"))  # some writers on Windows use backslashes
+
+
+def _follow_links(entries: list[Entry], links: list[tuple[str, str]]) -> list[str]:
+    """Add the links to files of this tar to `entries`, also links to links; return the names of the others."""
+    positions, next_names = dict(entries), dict(links)
+    unread = []
+    for name, target in links:
+        for _ in range(_LINKS):
+            target = target if target in positions else next_names.get(target, "")
+        if target in positions:
+            entries.append((name, positions[target]))
+        else:
+            unread.append(name)
+    return unread
 
 
 def _group(entries: list[Entry]) -> tuple[list[Sample], list[str]]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, Captions
+from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, CaptionsByImage
 from diffclip.data.images import IMAGE, encode, image_files, read_image
 from diffclip.data.shards import MANIFEST, add_member
 from diffclip.data.workers import Progress, map_processes
@@ -64,9 +64,10 @@ def find_captions(source: Path) -> dict[str, Path]:
     files = dict(sorted(chosen, key=lambda one: _SPLITS.index(one[0])))
     if len(files) != len(chosen) or not files:
         several = f"several files of captions ({', '.join(file.name for file in candidates[:5])})"
-        raise InputError(
-            f"{source} has {several if candidates else 'no file of captions'}: name one with --captions FILE"
-        )
+        advice = "name one with --captions FILE"
+        if not candidates and any(path.with_suffix(".txt").exists() for path in image_files(source)):
+            advice = f"its .txt are of one image each, so pack them as they are: tar -cf 0.tar -C {source} ."
+        raise InputError(f"{source} has {several if candidates else 'no file of captions'}: {advice}")
     if unused := ", ".join(file.name for file in candidates if file not in files.values()):
         print(
             f"diffclip: {source}: left out, of no split: {unused}; name what to pack with --captions FILE",
@@ -78,7 +79,7 @@ def find_captions(source: Path) -> dict[str, Path]:
 def make_shards(
     source: Path,
     folder: Path,
-    captions: Captions,
+    captions: CaptionsByImage,
     edge: int | None = None,
     workers: int = 1,
     advance: Progress = lambda what, done, total: None,
@@ -140,7 +141,7 @@ def make_shards(
     return made
 
 
-def _find_files(source: Path, captions: Captions) -> tuple[dict[str, Path], list[Fault]]:
+def _find_files(source: Path, captions: CaptionsByImage) -> tuple[dict[str, Path], list[Fault]]:
     """Find each image's file: at its path, else the only one whose path ends like the name (in upper or lower case if
     need be), unless another name has that path. Return the files by name, and the faults of the other names."""
     exact: dict[str, list[Path]] = {}

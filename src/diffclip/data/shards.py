@@ -16,6 +16,7 @@ from diffclip.errors import InputError
 
 MANIFEST = "make-shards.json"
 """The file that `diffclip data make-shards` writes first. The last file is nshards.txt."""
+_PACKED = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$")
 
 
 def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -45,10 +46,11 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
         if missing:
             which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
             advice = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
-            several = "several are a list in a recipe, '[first, second]', or words"
-            raise InputError(
-                f"{missing[0]} does not exist{which}: {several if ',' in missing[0] else advice}"
-            )
+            if missing[0].startswith("pipe:"):
+                advice = "commands are not run, give the address that it reads, such as s3://… or https://…"
+            elif "," in missing[0] or "::" in missing[0]:
+                advice = "several are a list in a recipe, '[first, second]', or words"
+            raise InputError(f"{missing[0]} does not exist{which}: {advice}")
         for paths in matches.values():
             for path in sorted(map(Path, sorted(paths)), key=natural_key):
                 shards += tar_files(path) if path.is_dir() else [path]
@@ -61,13 +63,16 @@ def tar_files(folder: Path) -> list[Path]:
     """List all *.tar of `folder` in natural order. Raise `InputError` if there is none, or not yet all of them."""
     if (folder / MANIFEST).exists() and not (folder / "nshards.txt").exists():
         raise InputError(f"{folder} is not whole: run the same diffclip data make-shards again")
-    tars = [path for path in folder.glob("*.tar") if not path.name.startswith(".")]
-    if not tars:
-        raise InputError(
-            f"no .tar shards in folder {folder}: give the folder that holds them, or make shards of images with "
-            "diffclip data make-shards"
-        )
-    return sorted(tars, key=natural_key)
+    files = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    if tars := [path for path in files if path.suffix == ".tar"]:
+        return sorted(tars, key=natural_key)
+    advice = "give the folder that holds them, or make shards of images with diffclip data make-shards"
+    packed = sorted(path.name for path in files if _PACKED.search(path.name.lower()))
+    if packed:
+        advice = f"it has {packed[0]}, unpack it to a .tar, from which samples can be read in any order"
+    elif below := sorted({path.parent for path in folder.glob("*/*.tar")}):
+        advice = f"its folder {below[0].name} has some, give {below[0]}"
+    raise InputError(f"no .tar shards in folder {folder}: {advice}")
 
 
 def natural_key(path: Path) -> list[tuple[int, str]]:
