@@ -3,7 +3,7 @@
 python -m benchmarks.mechanisms [--seconds 120] [--no-timing]
 
 A training step of experiment A's size is timed in turns with CLIP's (benchmarks/results/mechanisms.json). The verdicts
-are those in experiments/*/verdicts.csv of the arm whose name is the variant.
+are those of the arm whose name is the variant, in the experiments that declare their comparisons.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from statistics import median
 from typing import Any
 
 import torch
-import yaml
 
 from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.models import Steps, config_of
 from diffclip.attention import ATTENTION_LAYERS
 from diffclip.benchmarking.timing import make_sampler, take_turns
 from diffclip.config import VARIANTS, named_config
-from diffclip.evaluation.verdicts import VERDICTS_FILE, family_of, read_verdicts
+from diffclip.evaluation.verdicts import SPEC_FILE, VERDICTS_FILE, read_verdicts
 from diffclip.files import write_text
 from diffclip.model import CLIP
 
 PAGE = Path("docs/mechanisms.md")
 FILE = "mechanisms.json"
+WITHDRAWN = "needle"
 SIZE = "ViT-B-16"
 BATCH = 16
 HEAD = """# Mechanisms
@@ -89,12 +89,13 @@ def source_of(kind: str) -> str:
 def verdicts_of(variant: str) -> str:
     """Count the verdicts of the experiments about a variant against CLIP."""
     counts: Counter[str] = Counter()
-    for spec in sorted(Path("experiments").glob("*/spec.yaml")):
-        if (spec.parent / VERDICTS_FILE).is_file():
-            rows = read_verdicts(spec.parent, family_of(yaml.safe_load(spec.read_text(encoding="utf-8"))))
+    for folder in sorted(spec.parent for spec in Path("experiments").glob(f"*/{SPEC_FILE}")):
+        if (folder / VERDICTS_FILE).is_file() and folder.name != WITHDRAWN:
+            rows = read_verdicts(folder)
             words = rows.loc[(rows["arm"] == variant) & (rows["against"] == "CLIP"), "verdict"]
             counts.update(word for word in words if not word.startswith("not measured"))
-    return ", ".join(f"{word} {count}" for word, count in counts.most_common()) or "no experiment yet"
+    found = ", ".join(f"{word} {count}" for word, count in counts.most_common())
+    return found or ("the baseline" if variant == "CLIP" else "no comparison yet")
 
 
 def write_page(ratios: dict[str, float]) -> None:

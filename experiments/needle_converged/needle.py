@@ -9,9 +9,10 @@ can cancel it.
 All arms, learning rates and lengths of a seed have the same initial values, data and noise; they are trained side by
 side. Seeds 1000 to 1009 choose each arm's rate; seeds 0 to 49 are reported.
 
-python -m experiments.needle_converged.needle [--cell N] [--check SEED…] [--page]
+python -m experiments.needle_converged.needle [--cell N] [--check SEED…]
 
-`runs.csv` beside this file holds the finished cells; the command runs the others, and writes the page's results.
+`runs.csv` beside this file holds the finished cells; the command runs the others, and writes results.csv when all are
+there. `make experiments` writes the page.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from scipy.stats import ttest_rel
-from statsmodels.stats.multitest import multipletests
 from torch import Tensor
 
+from diffclip.evaluation.records import Record, write_table
+from diffclip.evaluation.statistics import compare_runs
+from diffclip.report.names import percent
+from diffclip.report.tables import Table
 from experiments.seed_rows import read_rows, write_rows
 
 RUNS = Path(__file__).with_name("runs.csv")
-LINE = "<!-- Below this line the program writes. -->"
 WIDTH, HEADS, CLASSES, TOKENS = 32, 4, 8, 64
 ARMS = (
     "CLIP",
@@ -68,7 +71,6 @@ class Cell(NamedTuple):
 
 CELLS = (Cell("keys", 1.5), Cell("keys", 1.0), Cell("keys", 2.0), Cell("scores", 2.0))
 """The cell of the primary endpoint comes first."""
-PRIMARY = CELLS[0], "DiffCLIP"
 COLORS = ("#8c959f", "#0969da", "#1a7f37", "#cf5300", "#bf3989")
 """Of the arms after CLIP."""
 
@@ -279,11 +281,10 @@ def main() -> None:
     parser.add_argument(
         "--check", type=int, nargs="*", help="run the cells again with these seeds, and compare"
     )
-    parser.add_argument("--page", action="store_true", help="run nothing, write the page's results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = read_rows(RUNS)
-    for number, cell in enumerate(CELLS if not options.page else ()):
+    for number, cell in enumerate(CELLS):
         kept = [row for row in rows if (row["kind"], row["sigma"]) == cell]
         if options.cell not in (None, number) or bool(kept) != bool(options.check):
             continue
@@ -298,7 +299,8 @@ def main() -> None:
         rows += run_cell(cell, SEEDS + SWEEP_SEEDS)
         write_rows(RUNS, rows)
         print(cell, f"{time.monotonic() - started:.0f} s", flush=True)
-    write_page(rows)
+    if all(any((row["kind"], row["sigma"]) == cell for row in rows) for cell in CELLS):
+        write_results(rows)
 
 
 def compare_again(cell: Cell, kept: list[dict[str, Any]], seeds: list[int]) -> float:
@@ -312,24 +314,12 @@ def compare_again(cell: Cell, kept: list[dict[str, Any]], seeds: list[int]) -> f
     )
 
 
-class Contrast(NamedTuple):
-    """An arm against CLIP after the longest training, in points; `corrected` is None for the primary endpoint."""
-
-    cell: Cell
-    arm: str
-    difference: float
-    low: float
-    high: float
-    p: float
-    corrected: float | None = None
-
-
 def accuracies(rows: list[dict[str, Any]], cell: Cell, steps: int) -> dict[str, tuple[float, Values]]:
-    """Return the chosen rate of each arm, and its accuracies in percent over the reported seeds."""
+    """Return the chosen rate of each arm, and its accuracies over the reported seeds."""
     chosen = {}
     for arm in ARMS:
         values = {
-            row["lr"]: 100 * np.array(row["values"])
+            row["lr"]: np.array(row["values"])
             for row in rows
             if ((row["kind"], row["sigma"]), row["steps"], row["model"], row["metric"])
             == (cell, steps, arm, "acc1")
@@ -339,137 +329,92 @@ def accuracies(rows: list[dict[str, Any]], cell: Cell, steps: int) -> dict[str, 
     return chosen
 
 
-def compare(cell: Cell, arm: str, values: Values, baseline: Values) -> Contrast:
-    """Test an arm against CLIP, paired by seed."""
-    test = ttest_rel(values, baseline)
-    low, high = test.confidence_interval()
-    return Contrast(cell, arm, (values - baseline).mean(), low, high, test.pvalue)
-
-
-def declared_contrasts(rows: list[dict[str, Any]]) -> list[Contrast]:
-    """Test the primary endpoint, and all secondary contrasts with Holm's correction over them."""
-    found = []
-    for cell in CELLS:
-        values = {arm: values for arm, (_, values) in accuracies(rows, cell, LENGTHS[-1]).items()}
-        found += [compare(cell, arm, values[arm], values[ARMS[0]]) for arm in ARMS[1:]]
-    secondary = [contrast for contrast in found if (contrast.cell, contrast.arm) != PRIMARY]
-    corrected = iter(multipletests([contrast.p for contrast in secondary], method="holm")[1])
-    return [
-        contrast if contrast not in secondary else contrast._replace(corrected=next(corrected))
-        for contrast in found
-    ]
-
-
-def write_page(rows: list[dict[str, Any]]) -> None:
-    """Write the figure, and the results below the page's line: the declared contrasts, and every length."""
-    page = RUNS.with_name("README.md")
-    declared = page.read_text(encoding="utf-8").partition(LINE)[0]
-    finished = [cell for cell in CELLS if any((row["kind"], row["sigma"]) == cell for row in rows)]
-    draw_lengths(rows, finished)
-    lines = [f"{LINE}\n", "## Results\n"]
-    if len(finished) < len(CELLS):
-        left = ", ".join(describe(cell) for cell in CELLS if cell not in finished)
-        lines.append(f"**Unfinished**, without: {left}. Holm's correction waits for it.\n")
-    else:
-        lines += _declared_table(declared_contrasts(rows))
-    lines.append(
-        "![Difference to CLIP after each length of training](results_lengths.png)\n\n"
-        "*Difference to CLIP in points, each arm at its rate, with 95 % intervals over 50 seeds.*\n\n"
-        "## Every length\n\n"
-        "Accuracy in percent over 50 seeds at the chosen rate; difference to CLIP in points with its 95 % interval,\n"
-        "and p of the paired t test, not corrected. λ: median, and share of runs that end below 0. Correlations of A1\n"
-        "and A2, and of their changes: medians.\n"
-    )
-    for cell in finished:
-        lines += [f"### {describe(cell).capitalize()}\n", *_table(cell, rows), ""]
-    page.write_text(declared + "\n".join(lines).rstrip() + "\n", encoding="utf-8")
-
-
 def describe(cell: Cell) -> str:
     kind = "noise at the keys" if cell.kind == "keys" else "positive control, noise at the scores"
     return f"{kind}, σ = {cell.sigma:g}"
 
 
-def draw_lengths(rows: list[dict[str, Any]], cells: list[Cell]) -> None:
+def write_results(rows: list[dict[str, Any]]) -> None:
+    """Write what the spec compares into results.csv: the accuracies after the longest training."""
+    facts: dict[str, Any] = {"task": "needle", "split": "test", "metric": "acc1", "chance": 1 / CLASSES}
+    facts |= {"count": TEST, "low": None, "high": None, "steps": LENGTHS[-1], "weights": ""}
+    facts["protocol"] = "one layer at the rate that seeds 1000 to 1009 chose"
+    records = [
+        Record(**facts, model=arm, seed=seed, dataset=describe(cell), value=value)
+        for cell in CELLS
+        for arm, (_, values) in accuracies(rows, cell, LENGTHS[-1]).items()
+        for seed, value in zip(SEEDS, values.tolist(), strict=True)
+    ]
+    write_table(RUNS.parent, records)
+
+
+def every_length() -> str:
+    """Draw the figure, and return the section of the page about every length, which the spec does not compare."""
+    rows = read_rows(RUNS)
+    draw_lengths(rows)
+    lines = [
+        "## Every length\n\n"
+        "![Difference to CLIP after each length of training](results_lengths.png)\n\n"
+        "Accuracy in percent over 50 seeds at the chosen rate; difference to CLIP in points with its 95 % interval,\n"
+        "and p of the paired t test, not corrected. λ: median, and share of runs that end below 0. Correlations of A1\n"
+        "and A2, and of their changes: medians."
+    ]
+    for cell in CELLS:
+        lines += [f"### {describe(cell).capitalize()}", _table(cell, rows).to_markdown()]
+    return "\n\n".join(lines) + "\n"
+
+
+def draw_lengths(rows: list[dict[str, Any]]) -> None:
     """Draw the difference of each arm to CLIP after each length, a panel a cell, into `results_lengths.png`."""
-    figure = Figure((8, 2.9 * -(-len(cells) // 2)), layout="constrained")
-    panels = figure.subplots(-(-len(cells) // 2), 2, squeeze=False).ravel()
-    for axes, cell in zip(panels, sorted(cells), strict=False):
+    figure = Figure((8, 2.9 * -(-len(CELLS) // 2)), layout="constrained")
+    panels = figure.subplots(-(-len(CELLS) // 2), 2, squeeze=False).ravel()
+    for axes, cell in zip(panels, sorted(CELLS), strict=True):
         by_length = {steps: accuracies(rows, cell, steps) for steps in LENGTHS}
         for number, arm in enumerate(ARMS[1:]):
-            tests = [compare(cell, arm, chosen[arm][1], chosen[ARMS[0]][1]) for chosen in by_length.values()]
-            middle = [test.difference for test in tests]
+            tests = [
+                compare_runs(100 * chosen[arm][1], 100 * chosen[ARMS[0]][1], paired=True)
+                for chosen in by_length.values()
+            ]
             errors = [
                 [test.difference - test.low for test in tests],
                 [test.high - test.difference for test in tests],
             ]
-            places = [
-                steps * 1.03 ** (number - 2) for steps in LENGTHS
-            ]  # side by side on the logarithmic axis
+            # side by side on the logarithmic axis
+            places = [steps * 1.03 ** (number - 2) for steps in LENGTHS]
+            middle = [test.difference for test in tests]
             axes.errorbar(places, middle, errors, marker="o", ms=3.5, lw=1.2, color=COLORS[number], label=arm)
         axes.axhline(0, color="#57606a", lw=0.8)
         axes.set(xscale="log", title=describe(cell).capitalize(), xlabel="steps", ylabel="− CLIP, points")
         axes.set_xticks(LENGTHS, [f"{steps:,}" for steps in LENGTHS])
         axes.minorticks_off()
         axes.title.set_fontsize(9)
-    for axes in panels[len(cells) :]:
-        axes.remove()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(RUNS.with_name("results_lengths.png"), dpi=120, metadata={"Software": None})
 
 
-def _declared_table(contrasts: list[Contrast]) -> list[str]:
-    """Return the lines of the table of the declared contrasts."""
-    primary = next(contrast for contrast in contrasts if contrast.corrected is None)
-    lines = [
-        f"**Primary endpoint**: DiffCLIP − CLIP, {describe(primary.cell)}, {LENGTHS[-1]:,} steps: "
-        f"{_signed(primary)}, p = {primary.p:.2g}.\n",
-        "**Secondary**, after 4,800 steps, with p after Holm's correction over the 19 contrasts; bold below 5 %:\n",
-        "| noise | arm − CLIP | points | p |",
-        "| --- | --- | ---: | ---: |",
-    ]
-    for contrast in contrasts:
-        if contrast.corrected is not None:
-            points = f"**{_signed(contrast)}**" if contrast.corrected < 0.05 else _signed(contrast)
-            p = f"{contrast.corrected:.2g}".replace("-", "−")
-            lines.append(f"| {describe(contrast.cell)} | {contrast.arm} | {points} | {p} |")
-    return [*lines, ""]
-
-
-def _signed(contrast: Contrast) -> str:
-    return f"{contrast.difference:+.2f} ({contrast.low:+.2f} to {contrast.high:+.2f})".replace("-", "−")
-
-
-def _table(cell: Cell, rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of the table of a cell: each arm after each length."""
-    median = {
+def _table(cell: Cell, rows: list[dict[str, Any]]) -> Table:
+    """Return the table of a cell: each arm after each length."""
+    explained = {
         (row["metric"], row["model"], row["lr"], row["steps"]): np.array(row["values"])[: len(SEEDS)]
         for row in rows
         if (row["kind"], row["sigma"]) == cell and row["metric"] != "acc1"
     }
-    lines = [
-        "| steps | arm | rate | accuracy | − CLIP | p | λ | A1, A2 | changes |",
-        "| ---: | --- " + "| ---: " * 7 + "|",
-    ]
+    lines = []
     for steps in LENGTHS:
         chosen = accuracies(rows, cell, steps)
         for arm, (rate, values) in chosen.items():
-            numbers = [f"{rate:g}", f"{values.mean():.1f}", "", "", "", "", ""]
+            line = {"arm": arm, "steps": f"{steps:,}", "rate": f"{rate:g}", "accuracy": percent(values.mean())}
             if arm != ARMS[0]:
-                test = compare(cell, arm, values, chosen[ARMS[0]][1])
-                numbers[2:4] = _signed(test), f"{test.p:.2g}"
-            if ("lambda", arm, rate, steps) in median:
-                lam = median["lambda", arm, rate, steps]
-                numbers[4:] = (
-                    f"{np.median(lam):.2f}, {np.mean(lam < 0):.0%}",
-                    *(
-                        f"{np.median(median[name, arm, rate, steps]):+.2f}"
-                        for name in ("map_correlation", "change_correlation")
-                    ),
-                )
-            cells = " | ".join([f"{steps:,}", arm, *(number.replace("-", "−") for number in numbers)])
-            lines.append(f"| {cells} |")
-    return lines
+                test = compare_runs(100 * values, 100 * chosen[ARMS[0]][1], paired=True)
+                line["− CLIP"] = f"{test.difference:+.2f} ({test.low:+.2f} to {test.high:+.2f})"
+                line["p"] = f"{test.p:.2g}"
+            if ("lambda", arm, rate, steps) in explained:
+                own = explained["lambda", arm, rate, steps]
+                line["λ"] = f"{np.median(own):.2f}, {np.mean(own < 0):.0%}"
+                for name, metric in (("A1, A2", "map_correlation"), ("changes", "change_correlation")):
+                    line[name] = f"{np.median(explained[metric, arm, rate, steps]):+.2f}"
+            lines.append({name: text.replace("-", "−") if name != "arm" else text for name, text in line.items()})
+    return Table("lengths", describe(cell), pd.DataFrame(lines).fillna(""))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ side by side: their parameters are stacked, and `torch.func.vmap` runs the model
 their own.
 
 python -m experiments.study_e.multiplier --output FOLDER --cache FOLDER [--device cuda] [--minutes 9] [--rehearse]
-python -m experiments.study_e.multiplier --page
 
-Each finished stack (an arm at a rate) is added to OUTPUT/runs.csv, and the next call goes on after it. `--rehearse`
-takes a tenth of all lengths and four seeds, for a CPU. `--page` writes the results below the line of README.md.
+Each finished stack (an arm at a rate) is added to OUTPUT/runs.csv, and the next call goes on after it. With all of them
+there, results.csv is written; with both files in this folder, `make experiments` writes the page. `--rehearse` takes a
+tenth of all lengths and four seeds, for a CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import torch
-from scipy.stats import ttest_rel
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -33,8 +33,11 @@ from diffclip.benchmarking.timing import take_turns
 from diffclip.data.workers import map_processes
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
+from diffclip.evaluation.records import Record, write_table
+from diffclip.evaluation.verdicts import read_verdicts
 from diffclip.files import write_atomically
 from diffclip.preprocess import normalize
+from diffclip.report.tables import Table
 from diffclip.scenes import draw_scene
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.optimizer import MAX_LOGIT_SCALE
@@ -42,7 +45,6 @@ from diffclip.training.recipe import read_recipe
 from experiments.seed_rows import read_rows, write_rows
 
 FOLDER = Path(__file__).parent
-LINE = "<!-- Below this line the program writes. -->"
 ARMS = ("CLIP", "CLIP-half-heads-vision", "DiffCLIP-vision")
 RATES = (1e-3, 2e-3)
 LENGTHS = (500, 1000, 2000, 4000)
@@ -287,45 +289,53 @@ def equivalent_steps(recalls: Values, curve: Mapping[int, float]) -> Values:
     return np.asarray(steps[segment] + (recalls - heights[segment]) * slope)
 
 
-def results(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of the page: recalls at the chosen rates, and what each arm is worth in steps and in time."""
-    n, table = len(SEEDS), {}
-    lengths = sorted({row["steps"] for row in rows if row["metric"] == "mean_recall"})
+def recalls(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, dict[int, Values]]]:
+    """Return the chosen rate of each arm, and after each length the recalls of the reported seeds."""
+    n, chosen = len(SEEDS), {}
     for arm in ARMS:
-        by_rate = {
-            rate: {
-                row["steps"]: np.array(row["values"])
-                for row in rows
-                if (row["model"], row["lr"], row["metric"]) == (arm, rate, "mean_recall")
-            }
-            for rate in RATES
-        }
-        best = max(RATES, key=lambda rate: by_rate[rate][lengths[-1]][n:].mean())
-        table[arm] = best, {steps: values[:n] for steps, values in by_rate[best].items()}
-    times = {row["model"]: np.median(row["values"]) for row in rows if row["metric"] == "step_milliseconds"}
-    primary = lengths[LENGTHS.index(PRIMARY)]
+        by_rate: dict[float, dict[int, Values]] = {rate: {} for rate in RATES}
+        for row in rows:
+            if (row["model"], row["metric"]) == (arm, "mean_recall"):
+                by_rate[row["lr"]][row["steps"]] = np.array(row["values"])
+        best = max(RATES, key=lambda rate: by_rate[rate][max(by_rate[rate])][n:].mean())
+        chosen[arm] = best, {steps: values[:n] for steps, values in by_rate[best].items()}
+    return chosen
+
+
+def write_results(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Write what the spec compares into results.csv: the steps that each run is worth, as logarithms."""
+    table = recalls(rows)
     curve = {steps: float(values.mean()) for steps, values in table[ARMS[0]][1].items()}
-    lines = [
-        "## Results\n",
-        f"| arm | rate | {' | '.join(f'{steps:,} steps' for steps in lengths)} |",
-        "| --- | ---: |" + " ---: |" * len(lengths),
+    facts: dict[str, Any] = {"task": "worth", "dataset": "scenes", "split": "test", "metric": "log2_steps"}
+    facts |= {"count": TEST, "low": None, "high": None, "steps": PRIMARY, "weights": ""}
+    facts["protocol"] = "steps at which CLIP's mean recall reaches that of the run"
+    records = [
+        Record(**facts, model=arm, seed=seed, value=value)
+        for arm, (_, values) in table.items()
+        for seed, value in zip(SEEDS, equivalent_steps(values[PRIMARY], curve).tolist(), strict=True)
     ]
-    for arm, (rate, values) in table.items():
-        lines.append(f"| {arm} | {rate:g} | {' | '.join(f'{own.mean():.1f}' for own in values.values())} |")
-    lines += ["", "Mean recall in percent over 12 seeds. Worth in CLIP's steps:\n"]
-    own = equivalent_steps(table[ARMS[0]][1][primary], curve)
-    for arm in ARMS[1:]:
-        worth = equivalent_steps(table[arm][1][primary], curve)
-        test = ttest_rel(worth, own)
-        low, high = test.confidence_interval()
-        cost = times[arm] / times[ARMS[0]]
-        middle, low, high = (2**value for value in ((worth - own).mean(), low, high))
+    write_table(folder, records)
+
+
+def multipliers() -> str:
+    """Return the section of the page about recalls, and what each arm is worth in steps and in time."""
+    rows = read_rows(FOLDER / "runs.csv")
+    table = [
+        {"arm": arm, "rate": f"{rate:g}"}
+        | {f"{steps:,} steps": f"{own.mean():.1f}" for steps, own in values.items()}
+        for arm, (rate, values) in recalls(rows).items()
+    ]
+    lines = ["## Recalls and multipliers\n", Table("recalls", "", pd.DataFrame(table)).to_markdown(), ""]
+    lines += [f"Mean recall in percent over {len(SEEDS)} seeds. Worth in CLIP's steps:\n"]
+    times = {row["model"]: np.median(row["values"]) for row in rows if row["metric"] == "step_milliseconds"}
+    for verdict in read_verdicts(FOLDER).itertuples():
+        cost = times[verdict.arm] / times[verdict.against]
+        middle, low, high = (2**value for value in (verdict.difference, verdict.low, verdict.high))
         lines.append(
-            f"- {arm}, {primary:,} steps: {middle:.2f} times the steps ({low:.2f} to {high:.2f}, "
-            f"p = {test.pvalue:.2g}); a step takes {cost:.2f} times as long, so {middle / cost:.2f} times the time "
-            f"({low / cost:.2f} to {high / cost:.2f})."
+            f"- {verdict.arm}, {PRIMARY:,} steps: {middle:.2f} times the steps ({low:.2f} to {high:.2f}); a step takes "
+            f"{cost:.2f} times as long, so {middle / cost:.2f} times the time ({low / cost:.2f} to {high / cost:.2f})."
         )
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -333,29 +343,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder of runs.csv")
-    parser.add_argument("--cache", type=Path, help="folder for the drawn scenes")
+    parser.add_argument("--cache", type=Path, required=True, help="folder for the drawn scenes")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, help="start no stack that would end later")
     parser.add_argument("--workers", type=int, default=16, help="processes that draw")
     parser.add_argument("--rehearse", action="store_true", help="a tenth of the lengths, four seeds")
-    parser.add_argument("--page", action="store_true", help="run nothing, write the page's results")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    if not options.page:
-        if options.cache is None:
-            parser.error("--cache is missing: name a folder for the drawn scenes")
-        run_parts(options)
+    run_parts(options)
     rows = read_rows(options.output / "runs.csv")
-    if options.rehearse or sum(row["metric"] == "mean_recall" for row in rows) < len(ARMS) * len(RATES) * len(
-        LENGTHS
-    ):
-        return
-    lines = results(rows)
-    print("\n".join(lines))
-    if options.page:
-        page = FOLDER / "README.md"
-        declared = page.read_text(encoding="utf-8").partition(LINE)[0]
-        page.write_text(declared + "\n".join([f"{LINE}\n", *lines]) + "\n", encoding="utf-8")
+    wanted = len(ARMS) * len(RATES) * len(LENGTHS)
+    if not options.rehearse and sum(row["metric"] == "mean_recall" for row in rows) == wanted:
+        write_results(rows, options.output)
 
 
 if __name__ == "__main__":

@@ -95,13 +95,16 @@ METRICS = {
     "high_norm_share": Metric("share of high-norm tokens", 0),
     "negative_weight": Metric("share of negative weight", 0),
     "gradient_cosine": Metric("cosine of the gradients of A1 and A2", 0, (-1.0, 1.0)),
-    "lambda": Metric("λ", 1, None),
+    "lambda": Metric("λ", 0, None),
     "map_correlation": Metric("correlation of A1 and A2", 0, (-1.0, 1.0)),
     "noise_correlation": Metric("correlation of the changes of A1 and A2 with noise", 0, (-1.0, 1.0)),
     "head_redundancy": Metric("cosine of the heads' maps", 0, (-1.0, 1.0)),
     "output_redundancy": Metric("cosine of the heads' outputs", 0, (-1.0, 1.0)),
-    "step_seconds": Metric("seconds per step", 1, None),
-    "peak_memory": Metric("peak memory (bytes)", 1, None),
+    "log2_steps": Metric("CLIP's steps for the same recall (log2)", 1, None),
+    "step_seconds": Metric("seconds per step", -1, None),
+    "seconds": Metric("seconds of training", -1, None),
+    "peak_memory": Metric("peak memory (bytes)", -1, None),
+    "parameters": Metric("parameters", -1, None),
 }
 
 

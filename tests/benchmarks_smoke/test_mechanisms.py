@@ -28,8 +28,7 @@ def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: 
         for model, runs in values.items()
         for seed, value in enumerate(runs)
     )
-    family = family_of(spec)
-    write_verdicts(study, compute_verdicts(frame, family), family)
+    write_verdicts(study, compute_verdicts(frame, family_of(spec)))
     (tmp_path / "docs").mkdir()
     mechanisms.write_page({"CLIP": 1.0, "DiffCLIP": 1.125})
     lines = {
@@ -41,4 +40,4 @@ def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: 
     assert next(iter(lines)) == "softmax"
     assert "| 1.12 | better 1 |" in lines["differential"]
     assert "arXiv:2510.06949" in lines["differential-grouped"]
-    assert "no experiment yet" in lines["gated-open"]
+    assert "no comparison yet" in lines["gated-open"]

@@ -189,13 +189,14 @@ def test_an_arm_against_itself_and_outcomes_that_are_no_numbers_are_refused():
 def test_verdicts_are_read_as_written_and_refused_for_other_results(tmp_path):
     family = Family(secondary=[Endpoint(**RECALL, margin=0.01)], contrasts=[PAIR])
     rows = compute_verdicts(frame_of({"DiffCLIP": A, "CLIP": B}, of=("x", "y")), family)
-    (tmp_path / "results.jsonl").write_text("first")
-    write_verdicts(tmp_path, rows, family)
-    back = read_verdicts(tmp_path, family)
+    for name in ("results.jsonl", "spec.yaml"):
+        (tmp_path / name).write_text("first")
+    write_verdicts(tmp_path, rows)
+    back = read_verdicts(tmp_path)
     columns = ["arm", "of", "p_corrected", "n_a", "verdict", "primary", "test", "differs"]
     pd.testing.assert_frame_equal(back[columns], rows[columns], check_dtype=False, rtol=1e-4)
-    with pytest.raises(InputError, match="is not of these endpoints of the study"):
-        read_verdicts(tmp_path, Family(contrasts=[PAIR]))
-    (tmp_path / "results.jsonl").write_text("second")
-    with pytest.raises(InputError, match="is not of these results: run diffclip report"):
-        read_verdicts(tmp_path, family)
+    for name, words in (("results.jsonl", "of these results"), ("spec.yaml", "of this spec")):
+        (tmp_path / name).write_text("second")
+        with pytest.raises(InputError, match=f"is not {words}: run diffclip report"):
+            read_verdicts(tmp_path)
+        (tmp_path / name).write_text("first")

@@ -151,10 +151,10 @@ def test_a_study_is_tested_as_declared_and_its_verdicts_stand_beside_it(tmp_path
     text = headline(results)
     assert text.startswith("DiffCLIP − CLIP on validation score, Flickr8k, the primary endpoint: ")
     assert re.search(r"\(95 % interval .*, 3 pairs, p = 0\.\d+\): better\.$", text)
-    write_verdicts(tmp_path, rows, results.family)
+    write_verdicts(tmp_path, rows)
     stored = pd.read_csv(tmp_path / "verdicts.csv")
     assert stored["verdict"].tolist() == rows["verdict"].tolist()
-    with pytest.raises(InputError, match="is a study, which declares its contrasts"):
+    with pytest.raises(InputError, match=r"spec.yaml declares the contrasts"):
         read_results([tmp_path], against="CLIP")
 
 

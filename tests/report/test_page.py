@@ -94,7 +94,7 @@ def test_a_page_in_every_form_has_one_p_and_one_verdict_for_each_comparison(
     write_page(tmp_path / "page.html", report)
     write_markdown(tmp_path / "page.md", report)
     write_tables(tmp_path, report)
-    write_verdicts(study, results.verdicts, results.family)
+    write_verdicts(study, results.verdicts)
     stored = pd.read_csv(study / "verdicts.csv")
     found = {}
     tables = [report.table, *(table for section in report.sections for table in section.tables)]

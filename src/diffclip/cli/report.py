@@ -63,8 +63,8 @@ def report(
 ) -> None:
     """Show which model is better at which task, and whether the difference is real.
 
-    Of a study, the comparisons are those that its spec declares. They are also written to verdicts.csv beside its
-    results.
+    Of a folder with a spec.yaml (of a study, or of comparisons alone), the comparisons are those that it declares. They
+    are also written to verdicts.csv there.
 
     Example: diffclip report results.jsonl --output report.html
 
@@ -99,8 +99,8 @@ def report(
     written: list[Path] = []
     command = shlex.join(["diffclip", *sys.argv[1:]])
     results = read_results(paths, against)
-    if results.folder and results.family and os.access(results.folder, os.W_OK):
-        write_verdicts(results.folder, results.verdicts, results.family)
+    if results.folder and os.access(results.folder, os.W_OK):
+        write_verdicts(results.folder, results.verdicts)
     built = build_report(results, paths, title, paper)
     looks = _attention(paths, attention) if attention else {}
     if output is not None:

@@ -99,9 +99,10 @@ def study(
     find_recipe(recipe, "study_")
     import torch
 
+    from diffclip.evaluation.verdicts import SPEC_FILE
     from diffclip.study.executors import Local, Slurm, parse_options
     from diffclip.study.grid import GROUPS
-    from diffclip.study.results import RUNS_FILE, STUDY_FILE
+    from diffclip.study.results import RUNS_FILE
     from diffclip.study.runs import run_study
     from diffclip.study.site import Site, check_site, entries_of, unavailable_sets, usual_workers
     from diffclip.study.spec import read_study
@@ -112,7 +113,7 @@ def study(
     resolved = read_study(recipe, changes or [])
     groups = [group for group in GROUPS if not only or group in only]
     path = find_recipe(recipe, "study_")
-    name = path.parent.name if path.name == STUDY_FILE else path.stem
+    name = path.parent.name if path.name == SPEC_FILE else path.stem
     job_options = parse_options(slurm or "")
     if cluster is None:
         chosen = pick_device(device).type
@@ -126,7 +127,7 @@ def study(
     site = Site(
         data=data,
         runs=runs or Path("runs") / name,
-        output=output or (path.parent if path.name == STUDY_FILE else Path("results") / name),
+        output=output or (path.parent if path.name == SPEC_FILE else Path("results") / name),
         device=chosen,
         workers=at_a_time,
         threads=threads,

@@ -38,7 +38,7 @@ from diffclip.names import metric_of
 if TYPE_CHECKING:
     import pandas as pd
 
-VERDICTS_FILE = "verdicts.csv"
+SPEC_FILE, VERDICTS_FILE = "spec.yaml", "verdicts.csv"
 Contrast = tuple[str, str]
 """(arm, against)."""
 IDENTITY = ("study", *MEASURE)
@@ -202,27 +202,27 @@ def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True)
     return verdicts
 
 
-def write_verdicts(folder: Path, verdicts: pd.DataFrame, family: Family) -> None:
-    """Write the verdicts beside the results in `folder`, with the digests of results and family."""
+def write_verdicts(folder: Path, verdicts: pd.DataFrame) -> None:
+    """Write the verdicts beside the results in `folder`, with the digests of results and spec."""
     table = verdicts[list(_COLUMNS)].assign(of=verdicts["of"].map("; ".join, na_action="ignore"))
-    table = table.replace("", math.nan).dropna(axis="columns", how="all").assign(**_digests(folder, family))
+    table = table.replace("", math.nan).dropna(axis="columns", how="all").assign(**_digests(folder))
     write_text(folder / VERDICTS_FILE, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
-def read_verdicts(folder: Path, family: Family) -> pd.DataFrame:
+def read_verdicts(folder: Path) -> pd.DataFrame:
     """Read the verdicts beside the results in `folder`.
 
     Raises:
-        InputError: there are none, or they are of other results or of another family.
+        InputError: there are none, or they are of other results or of another spec.
     """
     import pandas as pd
 
     file = folder / VERDICTS_FILE
     table = pd.read_csv(io.StringIO(read_text(file)))
-    for name, digest in _digests(folder, family).items():
+    for name, digest in _digests(folder).items():
         if name not in table or not table[name].astype(str).eq(digest).all():
-            what = "results" if name == "results" else "endpoints of the study"
-            raise InputError(f"{file} is not of these {what}: run diffclip report {folder}, which writes it")
+            of = "these results" if name == "results" else "this spec"
+            raise InputError(f"{file} is not of {of}: run diffclip report {folder}, which writes it")
     table = table.reindex(columns=list(_COLUMNS))
     texts = {name: table[name].astype(object).fillna("") for name in ("differs", "note")}
     return table.assign(
@@ -241,11 +241,13 @@ def measure_key(fields: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _digests(folder: Path, family: Family) -> dict[str, str]:
-    files = sorted(file for file in folder.rglob("results.*") if file.suffix in (".csv", ".jsonl"))
-    results = [[file.relative_to(folder).as_posix(), read_text(file)] for file in files]
-    spec = digest_of(family.model_dump(mode="json"))
-    return {"results": digest_of(results)[:16], "spec": spec[:16]}
+def _digests(folder: Path) -> dict[str, str]:
+    results = sorted(file for file in folder.rglob("results.*") if file.suffix in (".csv", ".jsonl"))
+    spec = [file for file in (folder / SPEC_FILE,) if file.is_file()]
+    return {
+        name: digest_of([[file.relative_to(folder).as_posix(), read_text(file)] for file in files])[:16]
+        for name, files in (("results", results), ("spec", spec))
+    }
 
 
 def _find(frame: pd.DataFrame, endpoint: Endpoint) -> pd.DataFrame:

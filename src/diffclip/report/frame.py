@@ -14,6 +14,7 @@ from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_me
 from diffclip.evaluation.records import load_records, record_files
 from diffclip.evaluation.verdicts import (
     IDENTITY,
+    SPEC_FILE,
     Contrast,
     Endpoint,
     Family,
@@ -22,7 +23,7 @@ from diffclip.evaluation.verdicts import (
     measure_key,
 )
 from diffclip.report.names import ASIDE, in_order, is_share, measure_label, variant_in_name
-from diffclip.study.results import RUNS_FILE, STUDY_FILE, read_study_file, read_timing, saved_curves
+from diffclip.study.results import RUNS_FILE, read_spec, read_timing, saved_curves
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
@@ -50,7 +51,7 @@ class Results:
             loose records a family per contrast with the headline measures.
         curves: one mapping per run as in `curves.jsonl`.
         runs: one row per run of a study; empty without one.
-        study: the resolved study, None without one, with its `folder` and `family`.
+        study: the spec, resolved; None without one. Its `folder` and `family` stand beside it.
         timing: step times by arm, measured while the arms take turns.
     """
 
@@ -99,7 +100,7 @@ def read_results(paths: Sequence[str | Path], against: str | None = None) -> Res
     """
     sources = [Path(path) for path in paths]
     folders = [path for path in sources if path.is_dir()]
-    studies = sorted({file.parent for folder in folders for file in folder.rglob(STUDY_FILE)})
+    studies = sorted({file.parent for folder in folders for file in folder.rglob(SPEC_FILE)})
     if len(studies) > 1:
         raise InputError(f"{studies[0]} and {studies[1]} are two studies: give one of them")
     curves = saved_curves(folders) + [curve_of(run) for folder in folders for run in run_folders(folder)]
@@ -113,17 +114,19 @@ def read_results(paths: Sequence[str | Path], against: str | None = None) -> Res
         )
     if not studies:
         return results_of(records, curves, against)
-    if against is not None:
-        raise InputError(f"--against {against}: {studies[0]} is a study, which declares its contrasts")
     folder = studies[0]
-    study, runs = read_study_file(folder), pd.DataFrame(read_lines(folder / RUNS_FILE))
+    if against is not None:
+        raise InputError(f"--against {against}: {folder / SPEC_FILE} declares the contrasts: change it there")
+    study, runs = read_spec(folder), pd.DataFrame(read_lines(folder / RUNS_FILE))
     frame, family = _prepare(records), family_of(study)
+    changes: dict[str, Any] = {}
     if family.primary and family.primary.study and frame["study"].isna().all():
-        family = family.model_copy(
-            update={"primary": None}
-        )  # an endpoint of several studies, and this is one
+        changes["primary"] = None  # an endpoint of several studies, and this is one
     if family.secondary is None:
-        family = family.model_copy(update={"secondary": tuple(_endpoints(frame, headlines(frame)))})
+        changes["secondary"] = tuple(_endpoints(frame, headlines(frame)))
+    if not family.all_contrasts:
+        changes["contrasts"] = tuple(loose_contrasts(frame["model"].unique()))
+    family = family.model_copy(update=changes)
     verdicts = compute_verdicts(frame, family, finished=not count_missing(study, runs, family))
     facts = {"runs": runs, "study": study, "folder": folder, "family": family, "timing": read_timing(folder)}
     return Results(frame, _with_labels(verdicts, frame), curves, **facts)

@@ -79,7 +79,7 @@ def _set_name(name: str) -> str:
 
 def is_share(row: Mapping[str, Any]) -> bool:
     """Tell whether a metric is a share, which is shown in percent."""
-    return row["task"] != "cost" and metric_of(row["metric"].partition("/")[0]).bounds == (0.0, 1.0)
+    return metric_of(row["metric"].partition("/")[0]).bounds == (0.0, 1.0)
 
 
 def percent(value: float | None, share: bool = True, sign: bool = False) -> str:

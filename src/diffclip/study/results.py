@@ -18,6 +18,7 @@ import numpy as np
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.records import RESULTS_FILE, TABLE_FILE, Record, read_records, write_table
+from diffclip.evaluation.verdicts import SPEC_FILE
 from diffclip.files import write_text
 from diffclip.study.rates import with_chosen_rates
 from diffclip.training.recipe_file import parse, recipe_fields
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from diffclip.study.spec import Study
     from diffclip.training.recipe import Recipe
 
-STUDY_FILE, RUNS_FILE, CURVES_FILE, TIMING_FILE = "spec.yaml", "runs.jsonl", "curves.jsonl", "timing.json"
+RUNS_FILE, CURVES_FILE, TIMING_FILE = "runs.jsonl", "curves.jsonl", "timing.json"
 
 _WRITTEN = "# written by diffclip study"
 _POINTS = 50  # points per curve
@@ -57,9 +58,9 @@ class StudyFolder:
     def check(self, study: Study) -> None:
         """Check, without writing anything, that the folder holds this study or none. `InputError` names a key that all
         runs depend on and that has another value there."""
-        if not (self.path / STUDY_FILE).is_file():
+        if not (self.path / SPEC_FILE).is_file():
             return
-        old, new = _fixed_fields(read_study_file(self.path)), _fixed_fields(study.model_dump(mode="json"))
+        old, new = _fixed_fields(read_spec(self.path)), _fixed_fields(study.model_dump(mode="json"))
         # a grid may come or go
         free = {key for key in new if key.endswith(".suite") and None in (old[key], new[key])}
         if change := describe_change(old, new, free):
@@ -70,9 +71,9 @@ class StudyFolder:
     def claim(self, study: Study) -> None:
         """Check the folder and write spec.yaml, with every key, unless the folder has a spec that says the same."""
         self.check(study)
-        self.study, file = study, self.path / STUDY_FILE
+        self.study, file = study, self.path / SPEC_FILE
         if file.is_file() and not file.read_text("utf-8").startswith(_WRITTEN):
-            if read_study_file(self.path) != study.model_dump(mode="json"):
+            if read_spec(self.path) != study.model_dump(mode="json"):
                 raise InputError(
                     f"{file} says otherwise: write the changes into it, or choose another --output"
                 )
@@ -104,12 +105,14 @@ def saved_curves(folders: Iterable[Path]) -> list[Row]:
     ]
 
 
-def read_study_file(folder: Path) -> dict[str, Any]:
-    """Read all fields of the study in `folder`; a file without a study raises `InputError`."""
-    from diffclip.study.spec import Study  # imports torch
+def read_spec(folder: Path) -> dict[str, Any]:
+    """Read all fields of the spec in `folder`, of a study (with `models`) or of comparisons alone."""
+    from diffclip.study.spec import Declaration, Study  # imports torch
 
-    file = folder / STUDY_FILE
-    return parse(Study, recipe_fields(file), file, "study").model_dump(mode="json")
+    file = folder / SPEC_FILE
+    fields = recipe_fields(file)
+    kind = Study if "models" in fields else Declaration
+    return parse(kind, fields, file, "spec").model_dump(mode="json")
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
@@ -211,10 +214,9 @@ def _fixed_fields(study: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that must not change in a study's folder: with other values, runs have another training recipe or
     other data, other tasks or another primary endpoint."""
     fixed = {key: study.get(key) for key in ("recipe", "change", "data", "scenes", "folds")}
-    primary = study["endpoints"]["primary"]
-    fixed |= {
-        f"endpoints.primary.{key}": primary[key] for key in ("arm", "against", "task", "dataset", "metric")
-    }
+    primary = study["endpoints"]["primary"] or {}
+    keys = ("arm", "against", "task", "dataset", "metric")
+    fixed |= {f"endpoints.primary.{key}": primary.get(key) for key in keys}
     return fixed | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
 
 

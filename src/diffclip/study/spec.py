@@ -148,32 +148,44 @@ class Scenes(Part):
 class Endpoints(Part):
     """The measures that are tested for every contrast; all tests but the primary one are corrected together (Holm).
 
-    Without `secondary`, `diffclip report` takes the headline measures of the suite.
+    Without `secondary`, `diffclip report` takes the headline measures.
     """
 
-    primary: Primary
+    primary: Primary | None = None
     secondary: list[Endpoint] | None = None
 
 
-class Study(Part):
+class Declaration(Part):
+    """What is compared, and how. It is a spec of its own beside records that no study made."""
+
+    title: str
+    endpoints: Endpoints = Field(default_factory=Endpoints)
+    contrasts: list[tuple[str, str]] = Field(default_factory=list)  # pairs (arm, against)
+    test: Literal["paired", "welch"] | None = None  # None: paired if both arms have the same runs
+    unit: Literal["seed", "fold"] = "seed"
+    pooled: bool = False  # one residual over all arms, for designs of two or three seeds
+
+
+class StudyEndpoints(Endpoints):
+    """The endpoints of a study, which always has a primary one."""
+
+    primary: Primary
+
+
+class Study(Declaration):
     """Everything that decides a study.
 
     `recipe` is the recipe of the runs, and `data` the set that they are trained on (its splits train and val). If the
     primary endpoint or `contrasts` are missing, they are filled in.
     """
 
-    title: str
+    endpoints: StudyEndpoints
     plugins: list[str] = Field(default_factory=list)  # files or modules of one's own, for all runs
     recipe: str
     change: dict[str, Any] = Field(default_factory=dict)  # of the recipe, for all runs
     data: str
     scenes: Scenes | None = None  # draw scenes; `data` then names their folder
     folds: int | None = Field(default=None, ge=2)  # each run is measured on the fold it was not trained on
-    endpoints: Endpoints
-    contrasts: list[tuple[str, str]] = Field(default_factory=list)  # pairs (arm, against)
-    test: Literal["paired", "welch"] | None = None  # None: paired if both arms have the same runs
-    unit: Literal["seed", "fold"] = "seed"
-    pooled: bool = False  # one residual over all arms, for designs of two or three seeds
     sweep: Sweep | None = None
     models: Grid
     ablations: Grid | None = None
