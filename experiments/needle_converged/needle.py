@@ -403,7 +403,12 @@ def _table(cell: Cell, rows: list[dict[str, Any]]) -> Table:
     for steps in LENGTHS:
         chosen = accuracies(rows, cell, steps)
         for arm, (rate, values) in chosen.items():
-            line = {"arm": arm, "steps": f"{steps:,}", "rate": f"{rate:g}", "accuracy": percent(values.mean())}
+            line = {
+                "arm": arm,
+                "steps": f"{steps:,}",
+                "rate": f"{rate:g}",
+                "accuracy": percent(values.mean()),
+            }
             if arm != ARMS[0]:
                 test = compare_runs(100 * values, 100 * chosen[ARMS[0]][1], paired=True)
                 line["− CLIP"] = f"{test.difference:+.2f} ({test.low:+.2f} to {test.high:+.2f})"
@@ -413,7 +418,9 @@ def _table(cell: Cell, rows: list[dict[str, Any]]) -> Table:
                 line["λ"] = f"{np.median(own):.2f}, {np.mean(own < 0):.0%}"
                 for name, metric in (("A1, A2", "map_correlation"), ("changes", "change_correlation")):
                     line[name] = f"{np.median(explained[metric, arm, rate, steps]):+.2f}"
-            lines.append({name: text.replace("-", "−") if name != "arm" else text for name, text in line.items()})
+            lines.append(
+                {name: text.replace("-", "−") if name != "arm" else text for name, text in line.items()}
+            )
     return Table("lengths", describe(cell), pd.DataFrame(lines).fillna(""))
 
 

@@ -90,15 +90,28 @@ def test_missing_or_binary_file_of_records_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("name", "old", "new", "message"),
     [
-        ("retrieval-1", "retrieval-7", "line 2: protocol 'retrieval-7' is not in protocols.yaml"),
-        ("0.123457", "high", "line 2 is not a record: value: "),
+        (
+            "results.csv",
+            "retrieval-1",
+            "retrieval-7",
+            "line 2: protocol 'retrieval-7' is not in protocols.yaml",
+        ),
+        ("results.csv", "0.123457", "high", "line 2 is not a record: value: "),
+        ("results.csv", ",", ";", "it names no column metric, model, protocol, task, value"),
+        ("protocols.yaml", "retrieval-1", "[retrieval-1", "protocols.yaml does not map keys to fields"),
+        (
+            "protocols.yaml",
+            "retrieval-1:",
+            "retrieval-2: 3\nretrieval-1:",
+            "protocols.yaml does not map keys",
+        ),
     ],
 )
-def test_faulty_row_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_faulty_row_is_named(tmp_path: Path, name: str, old: str, new: str, message: str) -> None:
     write_table(tmp_path, made_up()[:1])
-    file = tmp_path / "results.csv"
+    file = tmp_path / name
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(InputError, match=message):
-        diffclip.load_records(file)
+        diffclip.load_records(tmp_path)

@@ -5,12 +5,13 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from made_records import made, make_record, results_from, write_lines, write_study
 from scipy import stats
 
 from diffclip.cli.evaluate_table import show_records
 from diffclip.errors import InputError
-from diffclip.evaluation.records import read_records, records_table, write_records
+from diffclip.evaluation.records import read_records, records_table, write_records, write_table
 from diffclip.evaluation.results_file import Outcomes, outcome_key
 from diffclip.evaluation.verdicts import write_verdicts
 from diffclip.report.compare import cautions, headline, verdict_class, verdict_text
@@ -47,6 +48,38 @@ def test_arms_of_any_name_are_tested_against_the_first_or_the_named_one():
         results_of(records, against="bse")
     with pytest.raises(InputError, match="no other model is measured"):
         results_of(records_table(runs_of("mine", A)), against="mine")
+    assert build_report(results_of(records)).title == "mine and base"
+
+
+@pytest.mark.parametrize(
+    ("models", "pairs"),
+    [
+        (["my DiffCLIP", "基线_CLIP"], {"my DiffCLIP": "基线_CLIP"}),
+        (
+            ["CLIP-ViT-L-14", "CLIP-ViT-B-16", "DiffCLIP-ViT-S-16"],  # two CLIPs, of other sizes
+            {"CLIP-ViT-B-16": "CLIP-ViT-L-14", "DiffCLIP-ViT-S-16": "CLIP-ViT-L-14"},
+        ),
+        (["CLIP-mine", "CLIP"], {"CLIP-mine": "CLIP"}),
+        (["", "x|y"], {"x|y": ""}),
+    ],
+)
+def test_models_without_a_clip_of_their_size_are_compared_with_the_first(models, pairs):
+    rows = results_from([run for model in models for run in runs_of(model, A)]).verdicts
+    assert dict(zip(rows["arm"], rows["against"], strict=True)) == pairs
+
+
+def test_a_spec_beside_loose_records_declares_their_comparisons(tmp_path):
+    fields = dict(zip(("task", "dataset", "metric"), RECALL, strict=True))
+    spec = {"title": "Mine", "endpoints": {"secondary": [{**fields, "margin": 0.1}]}, "test": "welch"}
+    write_table(tmp_path, [*runs_of("mine", A), *runs_of("base", B)])
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump({**spec, "contrasts": [["mine", "base"]]}))
+    results = read_results([tmp_path])
+    row = results.verdicts.iloc[0]
+    assert row[["arm", "test", "verdict"]].tolist() == ["mine", "welch", "equivalent"]
+    assert build_report(results).title == "Mine"
+    (tmp_path / "spec.yaml").write_text("{title: Mine, contrast: [[mine, base]]}")
+    with pytest.raises(InputError, match="unknown spec key 'contrast': did you mean 'contrasts'"):
+        read_results([tmp_path])
 
 
 def test_a_third_noisy_arm_changes_no_number_of_two_others():
@@ -211,12 +244,14 @@ def test_models_with_different_training_data_are_not_compared():
         for name in ("CLIP", "DiffCLIP")
         for record in made({f"{name}-ViT-B-16": level}, seeds=(0,))
     ]
-    rows = results_from([*records, *made({"DiffCLIP-vision-ViT-B-16": 0.3}, seeds=(0,))]).verdicts
+    results = results_from([*records, *made({"DiffCLIP-vision-ViT-B-16": 0.3}, seeds=(0,))])
+    rows = results.verdicts
     pairs = {
         (f"DiffCLIP-ViT-B-16 (DiffCLIP-{data}.pt)", f"CLIP-ViT-B-16 (CLIP-{data}.pt)")
         for data in ("cc3m", "cc12m")
     }
     assert set(zip(rows["arm"], rows["against"], strict=True)) == pairs
+    assert cautions(results)[0].startswith("DiffCLIP-vision-ViT-B-16: not compared, as there is no CLIP")
 
 
 def test_rows_of_the_papers_tables_have_the_values_of_all_models():

@@ -170,6 +170,10 @@ def test_figures_are_written_as_png_and_tables_as_markdown_and_latex(report, tmp
     assert r"95 \% interval" in latex
     assert "−" not in latex
     caption = Table("names", r"50% of A_1 & #2 \input{~/x^2}", pd.DataFrame({"a": ["b"]})).to_latex()
+    assert Table("names", "", pd.DataFrame({"a|b": ["c\nd"]})).to_markdown().splitlines()[0::2] == [
+        r"| a\|b |",
+        "| c d |",
+    ]
     assert r"\caption{50\% of A\_1 \& \#2 \textbackslash{}input\{\~{}/x\^{}2\}}" in caption
     assert {path.suffix for path in files} == {".md", ".tex"}
     assert "| DiffCLIP − CLIP |" in (tmp_path / "arms.md").read_text("utf-8")

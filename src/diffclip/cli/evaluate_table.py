@@ -65,7 +65,7 @@ def show_records(records: Sequence[Record], outcomes: Mapping[str, Outcomes], he
 
 def _width(columns: pd.DataFrame) -> int:
     """Return the width, in characters, at which a table of tasks with these columns wraps no number."""
-    longest = {name: max(len(name), *map(len, cells)) for name, cells in columns.items()}
+    longest = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     widths = (
         min(letters, _VERDICT) if name.endswith(" is") else letters for name, letters in longest.items()
     )

@@ -174,12 +174,12 @@ def read_records(path: str | Path) -> list[Record]:
 def _parse_table(path: Path, text: str) -> list[Record]:
     if not text.strip():  # a study without a finished run
         return []
-    missing = {"model", "task", "metric", "value", "protocol"} - set(next(csv.reader(text.splitlines()), ()))
+    missing = {"model", "task", "metric", "value", "protocol"} - set(next(csv.reader(io.StringIO(text)), ()))
     if missing:
         raise InputError(f"{path}, line 1 is not a record: it names no column {', '.join(sorted(missing))}")
-    protocols = yaml.safe_load(read_text(path.with_name(PROTOCOLS_FILE)))
+    protocols = _read_protocols(path.with_name(PROTOCOLS_FILE))
     records = []
-    for number, row in enumerate(csv.DictReader(text.splitlines()), 2):
+    for number, row in enumerate(csv.DictReader(io.StringIO(text, newline="")), 2):
         key = row.pop("protocol", None)
         if key not in protocols:
             raise InputError(
@@ -192,6 +192,18 @@ def _parse_table(path: Path, text: str) -> list[Record]:
             _validated(Record, absent | protocols[key] | given, f"{path}, line {number}", "record")
         )
     return records
+
+
+def _read_protocols(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        protocols = yaml.safe_load(read_text(file))
+    except yaml.YAMLError:
+        protocols = None
+    if not isinstance(protocols, dict) or not all(isinstance(one, dict) for one in protocols.values()):
+        raise InputError(
+            f"{file} does not map keys to fields: bring the file that was written with {TABLE_FILE}"
+        )
+    return protocols
 
 
 def parse_lines(lines: Iterable[str], kind: type[Line], path: str | Path, noun: str) -> list[Line]:

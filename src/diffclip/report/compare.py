@@ -107,6 +107,10 @@ def cautions(results: Results) -> list[str]:
     lines = [f"Linear probe: {stopped:,} of {fits:,} fits stopped before they converged."] if stopped else []
     if verdicts.empty:
         return lines
+    if results.study is None:
+        alone = [name for name in results.models if name not in {*verdicts["arm"], *verdicts["against"]}]
+        words = "as there is no CLIP of the same size and training: name a baseline with --against"
+        lines += [f"{', '.join(alone)}: not compared, {words}."] if alone else []
     for column, words in (("differs", "their records differ in "), ("note", "")):
         rows = verdicts[verdicts[column].ne("")]
         for (arm, against, text), group in rows.groupby(["arm", "against", column], sort=False):

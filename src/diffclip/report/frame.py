@@ -149,7 +149,7 @@ def results_of(
 
 
 def loose_contrasts(models: Iterable[str], against: str | None = None) -> list[Contrast]:
-    """Choose the contrasts of loose records: each model against the CLIP of its size; without any CLIP, against the
+    """Choose the contrasts of loose records: each model against the CLIP of its size; if no model has one, against the
     first model."""
     given = list(models)
     names = in_order(given)
@@ -160,7 +160,8 @@ def loose_contrasts(models: Iterable[str], against: str | None = None) -> list[C
     has_clip = any(variant_in_name(name) == BASELINE for name in names)
     first = against if has_clip or against else next(iter(given), None)
     pairs = [(name, first or clip_of(name, names)) for name in names]
-    return [(name, baseline) for name, baseline in pairs if baseline is not None and baseline != name]
+    found = [(name, baseline) for name, baseline in pairs if baseline is not None and baseline != name]
+    return found or [(name, names[0]) for name in names[1:]]
 
 
 def clip_of(model: str, models: Sequence[str]) -> str | None:
@@ -285,7 +286,7 @@ def _with_distinct_names(frame: pd.DataFrame) -> pd.DataFrame:
     """Add the name of the run or file to models that share a name, a measure and a seed. For a model with several
     seeds it is the run's name without the seed, if that makes the names different."""
     run = frame["weights"].map(_run_of)
-    setting = run.map(lambda path: path.with_name(SEED.sub("", path.name)) if path.name else path)
+    setting = run.map(lambda path: path.parent / SEED.sub("", path.name))
     keys = [frame[name] for name in ("measure", "model", "seed", "draw")]
 
     def models_of_several(by: list[pd.Series]) -> set[str]:

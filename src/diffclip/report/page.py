@@ -126,11 +126,14 @@ def build_report(
     sections = [section for section in sections if section.charts or section.tables]
     folders = _run_sections(paths)
     if records.empty:
-        summary = ". ".join([section.title for section in folders[:3]] or results.models) + "."
+        summary = ". ".join([section.title for section in folders[:3]] or ["No results yet"]) + "."
         sections = [*folders, *sections]
     else:
         summary, sections = headline(results), [*sections, *folders]
-    default_title = "CLIP and DiffCLIP"
+    models = results.models
+    default_title = " and ".join(filter(None, [", ".join(models[:-1]), *models[-1:]])) or "Results"
+    if len(models) > 3:
+        default_title = f"{len(models)} models"
     if results.study:
         default_title = str(results.study["title"])
     elif len(paths) == 1 and (Path(paths[0]) / METRICS_FILE).is_file():
@@ -156,7 +159,7 @@ def write_report(
 ) -> Path:
     """Write the report about run folders, record files or a study to one HTML file, whole or not at all.
 
-    The page shows `command`, which makes it. `title` defaults to the study's, the run's name or "CLIP and DiffCLIP".
+    The page shows `command`, which makes it. `title` defaults to the spec's, the run's name or the models'.
     """
     return write_page(output, build_report(read_results(paths), paths, title), command, extras)
 

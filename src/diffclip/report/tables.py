@@ -50,7 +50,8 @@ class Table:
         """Return a Markdown table without title and note; all columns but the first are right-aligned."""
         rule = ["---", *["---:"] * (self.frame.shape[1] - 1)]
         rows = [list(self.frame), rule, *self.frame.to_numpy().tolist()]
-        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        cells = ([" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows)
+        return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
     def to_latex(self) -> str:
         r"""Return a LaTeX `table` in booktabs style (the preamble needs `\usepackage{booktabs}`)."""
@@ -96,7 +97,7 @@ def comparison_table(
         cells[row["against"] if one_baseline else "baseline"] = percent(row["value_against"], share)
         cells |= {"chance": percent(row["chance"], share)} if by == "label" else {}
         cells["difference"] = percent(row["difference"], share, sign=True)
-        cells["95 % interval"] = interval(row["low"], row["high"], share, sign=True)
+        cells["95 % interval"] = interval(row["low"], row["high"], share, sign=True) or "–"
         cells["p"] = p_text(row["p_corrected"]) + (" (primary)" if row["primary"] else "")
         cells["runs"] = runs_text(row)
         cells |= _costs(results, row["arm"], row["against"]) if by == "arm" else {}
@@ -106,7 +107,8 @@ def comparison_table(
     table = pd.DataFrame(rows).fillna("–")
     table = table[[*table.columns.drop("verdict"), "verdict"]]
     classes = [verdict_class(row) for _, row in verdicts.iterrows()]
-    return Table(name, title, table, _comparison_note(verdicts, "paper" in table, by), classes)
+    note = _comparison_note(verdicts, "paper" in table, by, declared=results.study is not None)
+    return Table(name, title, table, note, classes)
 
 
 def _costs(results: Results, model: str, against: str) -> dict[str, str]:
@@ -120,14 +122,14 @@ def _costs(results: Results, model: str, against: str) -> dict[str, str]:
     return cells
 
 
-def _comparison_note(verdicts: pd.DataFrame, has_paper: bool, by: str) -> str:
+def _comparison_note(verdicts: pd.DataFrame, has_paper: bool, by: str, declared: bool) -> str:
     """Explain the numbers of a table of verdicts."""
     tests, shares = set(verdicts["test"].dropna()), verdicts["share"].astype(bool)
     words = {"paired": "a paired t test where runs are pairs", "welch": "Welch's t test over all runs"}
     test = " and ".join(text for name, text in words.items() if name in tests)
     note = "Shares in percent, differences in points. " if shares.any() else ""
     note += f"Test: {test}, two-sided; intervals and p are about other training runs on the same test items. "
-    note += "p: corrected over the declared family (Holm)"
+    note += f"p: corrected over {'the declared family' if declared else 'the measures of a model'} (Holm)"
     note += ", except the primary endpoint, tested at 5 %." if verdicts["primary"].any() else "."
     if verdicts["pooled"].any():
         note += " Pooled: one residual over all arms."
