@@ -30,7 +30,7 @@ _FAULTS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "{value!r} is not a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "{value!r} is not a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "{value!r} is not true or false"),
-    **dict.fromkeys(("list_type", "tuple_type"), "{value!r} is not a list"),
+    **dict.fromkeys(("list_type", "tuple_type"), "{value!r} is not a list: write [{value}]"),
     **dict.fromkeys(("dict_type", "model_type"), "{value!r} has no keys"),
     "finite_number": "{value!r} is not a finite number",
     "string_type": "{value!r} is not a text",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import codecs
 import pathlib
-import pickle
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from diffclip.errors import InputError, explain_errors
+from diffclip.errors import InputError
 
 
 def _allowed_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
@@ -42,11 +41,7 @@ def _allowed_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], st
 
 def read_pickle(path: Path) -> Any:
     """Read the contents of a file written by `torch.save`, tensors on the CPU."""
-    with (
-        explain_errors(f"{path} cannot be read", "it may be cut short, fetch it again"),
-        torch.serialization.safe_globals(_allowed_globals()),
-        warnings.catch_warnings(),
-    ):
+    with torch.serialization.safe_globals(_allowed_globals()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about objects that it then refuses
         is_archive = zipfile.is_zipfile(path)
         if is_archive:
@@ -58,9 +53,11 @@ def read_pickle(path: Path) -> Any:
         try:
             # files of torch < 1.6 are no archives and cannot be mapped
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-        except (pickle.UnpicklingError, KeyError):  # a text file has unknown opcodes
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+        except Exception:  # of many kinds: whatever the first bytes mean as a pickle
             unsafe: list[str] = []
-            with suppress(ValueError, RuntimeError):  # files of torch < 1.6 are not taken apart
+            with suppress(Exception):  # files of torch < 1.6 are not taken apart
                 unsafe = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
             if unsafe:
                 raise InputError(

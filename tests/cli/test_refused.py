@@ -46,10 +46,11 @@ EARLY = {
     "evaluate run --data cifar10": "needs --data-root FOLDER",
     "evaluate gone.pt --suite scene": "unknown suite 'scene': did you mean 'scenes'?",
     "evaluate gone.pt --data scenes --task zero": "unknown task 'zero': did you mean 'zero-shot'?",
-    "study study_cpo": "unknown recipe 'study_cpo': did you mean 'study_cpu'",
+    "study study_cpo": "unknown study 'study_cpo': did you mean 'study_cpu'",
     "study study_cpu --only nonsense": "unknown group of runs 'nonsense': choose from: ablations, models, sweep",
     "study study_cpu --pilot gone": "--pilot is for --dry-run",
-    "study study_cpu --minutes 0": "'--minutes': Input should be greater than or equal to 0.1",
+    "study study_cpu --minutes 0": "--minutes: '0' is below 0.1",
+    "study study_cpu --cluster pbs": "--cluster: 'pbs' is not one of 'slurm'",
     "vlm train --stage 1 vlm_scene": "did you mean 'vlm_scenes'",
     "vlm ask file ' ' --model run": "a question is empty",
     "vlm ask file '\udcff?' --model run": "the text '\\udcff?' is not UTF-8",
@@ -89,6 +90,7 @@ def place(tmp_path_factory, model_folder, image_folder, class_set, caption_set) 
     shutil.copytree(image_folder, folder / "photos")
     (folder / "photos" / "empty").mkdir()
     (folder / "drawn" / "captions").mkdir(parents=True)
+    (folder / "drawn" / ".lock").touch()
     for name in ("photos/text.txt", "broken.pt", "recipe.yaml"):
         (folder / name).write_text("nothing of use")
     (folder / "other.csv").write_text("image,caption\nx.jpg,y\n")
@@ -103,6 +105,12 @@ LATER = [
     ("train scenes_demo epoch=2", "unknown recipe key 'epoch': did you mean 'epochs'?"),
     ("train scenes_demo data.train=absent --run new", "absent does not exist: give a folder of .tar shards"),
     ("train scenes_demo --run photos", "photos holds other files: choose a new or an empty folder"),
+    ("train scenes_demo --run drawn", "drawn holds other files: choose a new or an empty folder"),
+    (
+        "train scenes_demo loggers=[mlflow]",
+        "unknown logger 'mlflow': a plugin registers it: --plugin FILE.py",
+    ),
+    ("train scenes_demo freeze=visual", "freeze=visual: 'visual' is not a list: write [visual]"),
     ("train scenes_demo --devices two", "--devices two is not a number of processes"),
     ("train scenes_demo --json", "--json belongs to --dry-run"),
     ("train scenes_demo --gpu l4", "--gpu belongs to --dry-run"),
@@ -127,6 +135,10 @@ LATER = [
     ("evaluate broken.pt --data colours --output other.csv", "other.csv, line 1 is not a record"),
     ("evaluate broken.pt --data colours --output /dev/null", "/dev/null is not a regular file"),
     ("convert CLIP-ViT-B-16 x", "no weights"),
+    (
+        "convert recipe.yaml x",
+        "recipe.yaml is not a file of torch.save, is damaged, or holds more than tensors",
+    ),
     ("convert model broken.pt", "broken.pt exists: give another name"),
     ("convert model photos", "photos is not empty"),
     ("convert model x.pt --transformers", "the published layout cannot hold a model of --transformers"),

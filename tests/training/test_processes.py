@@ -222,5 +222,5 @@ def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path:
     assert "of one process in " in ended_with_input_error(process)
     taken = tmp_path / "taken"
     (taken / "metrics.jsonl").mkdir(parents=True)  # in the way of a file that only rank 0 writes
-    (taken / ".lock").touch()
+    (taken / "recipe.yaml").write_text(recipe.to_yaml())
     assert "metrics.jsonl" in ended_with_input_error(start(recipe, taken))

@@ -106,6 +106,10 @@ def main() -> NoReturn:
 def _describe_failure(error: Exception) -> tuple[str, int] | None:
     """Return the line and the exit code for an expected failure; None for a fault of this program."""
     if isinstance(error, TyperException):
+        from pydantic import ValidationError
+
+        if isinstance(error.__cause__, ValidationError):  # of the value of an option
+            return f"{error.param.opts[0]}: {explain(error.__cause__)}", error.exit_code
         return error.format_message(), error.exit_code
     if isinstance(error, DiffCLIPError):
         return str(error), error.exit_code

@@ -72,6 +72,8 @@ def run_command(arguments: list[str]) -> None:
         _, chosen = cli.get_parser_args()
     finally:
         sys.argv = before
+    if chosen.which == "eval" and not any(word.startswith("--pretrained") for word in arguments):
+        raise InputError("no model is given: diffclip benchmark eval --pretrained MODEL …")
     try:
         if chosen.which == "build":
             cli.main_build(chosen)

@@ -77,7 +77,7 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
         raise InputError(f"{source} is a folder: give a recipe's YAML file or name")
     excluded = tuple(other for other in _PREFIXES if other != prefix)
     offered = [name for name in names if name.startswith(prefix) and not name.startswith(excluded)]
-    raise unknown_name("recipe", source, offered)
+    raise unknown_name("study" if prefix == "study_" else "recipe", source, offered)
 
 
 def recipe_folders() -> list[Path]:

@@ -61,7 +61,7 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
             free.add("precision")
         if change := describe_change(started.model_dump(), recipe.model_dump(), free):
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
-    elif names and LOCK_FILE not in names:
+    elif RECIPE_FILE not in names and names - {LOCK_FILE, "checkpoints"}:
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
 
 
