@@ -17,7 +17,6 @@ from diffclip.config import PreprocessConfig
 from diffclip.data.loader import Batch, CaptionLoader, CropTransform
 from diffclip.data.pairs import Pairs
 from diffclip.data.transforms import TrainTransform
-from diffclip.data.workers import map_processes
 from diffclip.errors import DiffCLIPError, InputError
 
 SIZE = 8
@@ -266,8 +265,3 @@ def test_signals_to_all_processes_do_not_end_the_workers(tmp_path) -> None:
     assert process.exitcode == 0
     with pytest.raises(ProcessLookupError):  # no process of the group is left
         os.killpg(process.pid, 0)
-
-
-def test_a_dead_process_of_a_job_raises_an_error() -> None:
-    with pytest.raises(DiffCLIPError, match="a process died, was memory short"):
-        list(map_processes(os._exit, [1, 1], 2))

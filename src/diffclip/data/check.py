@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from diffclip.config import TextConfig
 from diffclip.data.pairs import Pairs
-from diffclip.data.workers import data_loader, watch_batches
-from diffclip.errors import DiffCLIPError, Fault, InputError
+from diffclip.data.workers import map_processes
+from diffclip.errors import Fault, InputError
 from diffclip.tokenizer import Tokenizer
 
 LEARNED_AT = 224
@@ -78,7 +78,7 @@ def check(
     chunks = [numbers[start : start + _CHUNK].tolist() for start in range(0, len(numbers), _CHUNK)]
     read = partial(_read, pairs, Tokenizer(TextConfig(context_length=_MOST_TOKENS)))
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
-    for part in watch_batches(data_loader(chunks, workers, batch_size=None, collate_fn=read)):
+    for part in map_processes(read, chunks, workers):
         parts.append(part)
         advance(len(part[0]) + len(part[2]))
     samples, tokens = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
@@ -116,26 +116,23 @@ def _spread(values: NDArray[Any]) -> Spread:
 
 def _read(
     pairs: Pairs, tokenizer: Tokenizer, numbers: Sequence[int]
-) -> tuple[NDArray[Any], NDArray[Any], list[Fault]] | DiffCLIPError:
+) -> tuple[NDArray[Any], NDArray[Any], list[Fault]]:
     """Read samples: their rows (see `_SAMPLE`), the numbers of tokens of all their captions, and the faults."""
     rows, tokens, faults = [], [], []
-    try:
-        for number in numbers:
-            sample = pairs[number]
-            if isinstance(sample, Fault):
-                faults.append(sample)
-                continue
-            pixels = sample.pixels.permute(1, 2, 0).contiguous().numpy()
-            height, width = pixels.shape[:2]
-            # with the width: images of several shapes may have the same bytes
-            content = hashlib.blake2b(pixels.tobytes(), digest_size=8, person=str(width).encode())
-            texts = sample.captions.texts
-            captions = sum(text.count("\n") + 1 for text in texts)
-            rows.append((number, min(height, width), captions, int.from_bytes(content.digest(), "big")))
-            # the end token has the largest id, and argmax finds the first one
-            tokens += (tokenizer(texts).argmax(dim=1) + 1).tolist()
-    except DiffCLIPError as error:
-        return error  # for `watch_batches`
+    for number in numbers:
+        sample = pairs[number]
+        if isinstance(sample, Fault):
+            faults.append(sample)
+            continue
+        pixels = sample.pixels.permute(1, 2, 0).contiguous().numpy()
+        height, width = pixels.shape[:2]
+        # with the width: images of several shapes may have the same bytes
+        content = hashlib.blake2b(pixels.tobytes(), digest_size=8, person=str(width).encode())
+        texts = sample.captions.texts
+        captions = sum(text.count("\n") + 1 for text in texts)
+        rows.append((number, min(height, width), captions, int.from_bytes(content.digest(), "big")))
+        # the end token has the largest id, and argmax finds the first one
+        tokens += (tokenizer(texts).argmax(dim=1) + 1).tolist()
     return np.array(rows, _SAMPLE), np.array(tokens, np.int32), faults
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffclip.data.images import read_image
 from diffclip.data.index import stamp
 from diffclip.data.tar_set import TarSample, TarSet
-from diffclip.data.workers import data_loader, watch_batches
+from diffclip.data.workers import map_processes
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import digest_of
 from diffclip.preprocess import Transform, to_rgb
@@ -143,9 +143,8 @@ class EvaluationSet:
         rows = range(len(self))
         positions = [rows[start : start + batch_size] for start in rows[::batch_size]]
         read_batch = partial(_read_batch, self.source, self.indices, transform)
-        loader = data_loader(positions, workers, timeout, batch_size=None, collate_fn=read_batch)
         read, broken, known = 0, [], set(self.faults)
-        for batch, faults in watch_batches(loader):
+        for batch, faults in map_processes(read_batch, positions, workers, timeout):
             broken += faults
             # a second pass finds the same broken images again
             self.faults += [fault for fault in faults if fault not in known]

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffclip.data.images import IMAGE, is_hidden
-from diffclip.data.workers import data_loader, watch_batches
+from diffclip.data.workers import map_processes
 from diffclip.errors import InputError
 from diffclip.files import cache_folder, cores, write_atomically
 
@@ -315,7 +315,5 @@ def open_indexes(paths: Iterable[Path], tables: bool = True) -> dict[Path, Index
         len(todo) > 8
     ):  # fewer are done before other processes would have started; threads would not run in parallel
         print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
-        # the workers are forked, so that a script needs no `__main__` guard
-        loader = data_loader(todo, min(cores(), len(todo)), batch_size=None, collate_fn=open_index)
-        found |= zip(todo, watch_batches(loader), strict=True)
+        found |= zip(todo, map_processes(open_index, todo, min(cores(), len(todo))), strict=True)
     return {path: index or open_index(path) for path, index in found.items()}

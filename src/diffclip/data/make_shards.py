@@ -132,7 +132,7 @@ def make_shards(
         for number, start in enumerate(range(0, len(samples), SAMPLES))
     ]
     made = Made(len(jobs), faults=missing + uncaptioned)
-    for counts in map_processes(_write_shard, jobs, workers):
+    for counts in map_processes(_write_shard, jobs, workers if len(jobs) > 1 else 0):
         made.samples += counts["samples"]
         made.captions += counts["captions"]
         made.faults += [Fault(name, reason) for name, reason in counts["faults"]]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,31 +42,20 @@ def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) 
 
 
 def map_processes(
-    work: Callable[[Argument], Found], jobs: Sequence[Argument], workers: int
+    work: Callable[[Argument], Found], jobs: Sequence[Argument], workers: int, timeout: float = 0
 ) -> Iterator[Found]:
-    """Do the jobs in `workers` processes, or in this one, and yield the results in order. If a job fails or the
-    iteration ends early, the jobs that have not begun are canceled."""
-    if workers <= 1 or len(jobs) == 1:
-        yield from map(work, jobs)
-        return
-    # Ctrl-C reaches all processes; only this one reacts
-    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    # forking a process that may hold threads (torch does) can deadlock
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), ignore) as pool:
-        futures = deque(pool.submit(work, job) for job in jobs)
-        try:
-            while futures:
-                yield futures.popleft().result()
-        except KeyboardInterrupt:
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-        except BrokenProcessPool as error:
-            reason = "a process died, was memory short? Free some, or use fewer --workers"
-            raise DiffCLIPError(reason) from error
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    """Do the jobs in `workers` processes, or with 0 in this one, and yield the results in order. If a job fails or the
+    iteration ends early, the jobs that have not begun are left out. The errors are those of `watch_batches`."""
+    attempt = partial(_attempt, work)
+    return watch_batches(data_loader(jobs, workers, timeout, batch_size=None, collate_fn=attempt))
+
+
+def _attempt(work: Callable[[Argument], Found], job: Argument) -> Found | DiffCLIPError:
+    """Return the error of a job in place of its result: raised in a worker, it would lose its type."""
+    try:
+        return work(job)
+    except DiffCLIPError as error:
+        return error
 
 
 def leave_signals_to_parent(worker: int) -> None:
@@ -97,7 +82,7 @@ def leave_signals_to_parent(worker: int) -> None:
 def watch_batches(loader: DataLoader[Any]) -> Iterator[Any]:
     """Yield the batches of `loader`. A worker that died, or no data within its `timeout`, raises `DiffCLIPError`.
 
-    An error in place of a batch is raised; workers return it, as an exception would lose its type between processes.
+    An error in place of a batch is raised.
     """
     batches = iter(loader)
     try:
@@ -112,10 +97,17 @@ def watch_batches(loader: DataLoader[Any]) -> Iterator[Any]:
                 f"a data worker died ({reason}): was memory short, or a container's shared memory? Use fewer workers"
             ) from error
         if reason.startswith("DataLoader timed out"):
-            # Otherwise the process would wait for each worker when it ends.
-            for worker in getattr(batches, "_workers", []):
-                worker.terminate()
+            _terminate(batches)
             raise DiffCLIPError(
                 f"no data came for {loader.timeout:g} seconds: check the disks, or raise data.timeout"
             ) from error
         raise
+    except KeyboardInterrupt:
+        _terminate(batches)
+        raise
+
+
+def _terminate(batches: Any) -> None:
+    """End the workers: otherwise the process would wait for each of them when it ends."""
+    for worker in getattr(batches, "_workers", []):
+        worker.terminate()

@@ -93,7 +93,7 @@ def write_scenes(
     Args:
         size: edge of the images in pixels.
         progress: called after each file with "images", the number of its images and the number of all.
-        workers: number of processes that draw; if above 1, the caller's main module must be importable.
+        workers: number of processes that draw.
         distractors: small objects in each image that no caption mentions, see `draw_scene`.
 
     Raises:
@@ -121,7 +121,7 @@ def write_scenes(
         write_text(folder / MANIFEST, json.dumps(settings, indent=2) + "\n")
         _write_notes(folder, sets)
         total = sum(job.images for job in jobs)
-        for images in map_processes(Job.run, jobs, workers):
+        for images in map_processes(Job.run, jobs, workers if workers > 1 else 0):
             progress("images", images, total)
     return True
 
