@@ -35,12 +35,15 @@ class EvalTransform:
         self._interpolation = InterpolationMode(preprocess.interpolation)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return normalize(self.pixels(image)[None], self.preprocess)[0]
+        return normalize(self.pixels(image), self.preprocess)
 
     def pixels(self, image: Image.Image) -> Tensor:
         """Return the crop before normalization, uint8 [3, S, S]."""
         image, square = to_rgb(image), [self.image_size, self.image_size]
         size = square
+        if image.size == (self.image_size, self.image_size) and self.resize in (self.image_size, "squash"):
+            whole: Tensor = F.pil_to_tensor(image)
+            return whole
         if self.resize != "squash":
             longest, size = LONGEST_RATIO * min(image.size), [self.resize]
             image = F.center_crop(image, [min(image.height, longest), min(image.width, longest)])
@@ -64,12 +67,12 @@ class EvalTransform:
 
 
 def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None = None) -> Tensor:
-    """Scale images to [0, 1], subtract the mean and divide by the standard deviation: float32 [B, 3, H, W].
+    """Scale images to [0, 1], subtract the mean and divide by the standard deviation, in float32.
 
     The arithmetic is torchvision's `ToTensor` and `Normalize`, bit for bit, on the device of `images`.
 
     Args:
-        images: uint8 [B, 3, H, W].
+        images: uint8 [B, 3, H, W] or [3, H, W].
         preprocess: gives mean and standard deviation.
         out: tensor for the result; None: a new one. On a CPU, new memory for a batch takes longer than the arithmetic,
             so a loop should reuse one tensor. A GPU's allocator reuses memory by itself.
@@ -77,7 +80,8 @@ def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None =
     result = torch.empty(images.shape, device=images.device) if out is None else out
     mean, std = _statistics(preprocess.mean, preprocess.std, images.device)
     # One image at a time stays in the cache of a CPU through all three steps.
-    parts = zip(images, result, strict=True) if images.device.type == "cpu" else [(images, result)]
+    is_split = images.ndim == 4 and images.device.type == "cpu"
+    parts = zip(images, result, strict=True) if is_split else [(images, result)]
     for values, target in parts:
         torch.div(values, 255, out=target).sub_(mean).div_(std)
     return result
