@@ -48,8 +48,9 @@ import sys
 import diffclip.demo
 from diffclip.cli.main import main
 
-SMALL = ["batch_size=64", "architecture.vision.patch_size=16"]
-diffclip.demo._TRAIN, diffclip.demo._VAL, diffclip.demo._TEST = 2000, 100, 300
+SMALL = ["batch_size=32", "architecture.vision.patch_size=16"]
+diffclip.demo._TRAIN, diffclip.demo._VAL, diffclip.demo._TEST = 1500, 100, 300
+diffclip.demo._EXAMPLES = diffclip.demo._ATTENTION_IMAGES = 2
 if "--plugin" in sys.argv:  # no model has to learn
     SMALL += ["epochs=1", "warmup_epochs=0"]
     diffclip.demo._TRAIN, diffclip.demo._TEST = 200, 100

@@ -108,8 +108,9 @@ def _describe_failure(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, TyperException):
         from pydantic import ValidationError
 
-        if isinstance(error.__cause__, ValidationError):  # of the value of an option
-            return f"{error.param.opts[0]}: {explain(error.__cause__)}", error.exit_code
+        cause = error.__cause__
+        if isinstance(error, typer.BadParameter) and error.param and isinstance(cause, ValidationError):
+            return f"{error.param.opts[0]}: {explain(cause)}", error.exit_code
         return error.format_message(), error.exit_code
     if isinstance(error, DiffCLIPError):
         return str(error), error.exit_code
