@@ -303,38 +303,43 @@ def recalls(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, dict[in
 
 
 def write_results(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Write what the spec compares into results.csv: the steps that each run is worth, as logarithms."""
+    """Write what the spec compares into results.csv: the steps and compute that each run is worth, as logarithms."""
     table = recalls(rows)
     curve = {steps: float(values.mean()) for steps, values in table[ARMS[0]][1].items()}
-    facts: dict[str, Any] = {"task": "worth", "dataset": "scenes", "split": "test", "metric": "log2_steps"}
+    facts: dict[str, Any] = {"task": "worth", "dataset": "scenes", "split": "test"}
     facts |= {"count": TEST, "low": None, "high": None, "steps": PRIMARY, "weights": ""}
     facts["protocol"] = "steps at which CLIP's mean recall reaches that of the run"
-    records = [
-        Record(**facts, model=arm, seed=seed, value=value)
-        for arm, (_, values) in table.items()
-        for seed, value in zip(SEEDS, equivalent_steps(values[PRIMARY], curve).tolist(), strict=True)
-    ]
+    records = []
+    for arm, (_, values) in table.items():
+        worth = equivalent_steps(values[PRIMARY], curve)
+        for metric, own in (("log2_compute", worth - np.log2(cost_of(arm, rows))), ("log2_steps", worth)):
+            records += [
+                Record(**facts, model=arm, seed=seed, metric=metric, value=value)
+                for seed, value in zip(SEEDS, own.tolist(), strict=True)
+            ]
     write_table(folder, records)
+
+
+def cost_of(arm: str, rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the ratio of step times, of the arm to CLIP: of the medians."""
+    times = {row["model"]: np.median(row["values"]) for row in rows if row["metric"] == "step_milliseconds"}
+    return float(times[arm] / times[ARMS[0]])
 
 
 def multipliers() -> str:
     """Return the section of the page about recalls, and what each arm is worth in steps and in time."""
     rows = read_rows(FOLDER / "runs.csv")
     table = [
-        {"arm": arm, "rate": f"{rate:g}"}
+        {"arm": arm, "rate": f"{rate:g}", "time of a step": f"{cost_of(arm, rows):.2f}"}
         | {f"{steps:,} steps": f"{own.mean():.1f}" for steps, own in values.items()}
         for arm, (rate, values) in recalls(rows).items()
     ]
     lines = ["## Recalls and multipliers\n", Table("recalls", "", pd.DataFrame(table)).to_markdown(), ""]
-    lines += [f"Mean recall in percent over {len(SEEDS)} seeds. Worth in CLIP's steps:\n"]
-    times = {row["model"]: np.median(row["values"]) for row in rows if row["metric"] == "step_milliseconds"}
+    lines += [f"Mean recall in percent over {len(SEEDS)} seeds. A run of {PRIMARY:,} steps is worth:\n"]
     for verdict in read_verdicts(FOLDER).itertuples():
-        cost = times[verdict.arm] / times[verdict.against]
+        unit = {"log2_compute": "time", "log2_steps": "steps"}[verdict.metric]
         middle, low, high = (2**value for value in (verdict.difference, verdict.low, verdict.high))
-        lines.append(
-            f"- {verdict.arm}, {PRIMARY:,} steps: {middle:.2f} times the steps ({low:.2f} to {high:.2f}); a step takes "
-            f"{cost:.2f} times as long, so {middle / cost:.2f} times the time ({low / cost:.2f} to {high / cost:.2f})."
-        )
+        lines.append(f"- {verdict.arm}: {middle:.2f} times CLIP's {unit} ({low:.2f} to {high:.2f}).")
     return "\n".join(lines) + "\n"
 
 

@@ -100,6 +100,7 @@ METRICS = {
     "noise_correlation": Metric("correlation of the changes of A1 and A2 with noise", 0, (-1.0, 1.0)),
     "head_redundancy": Metric("cosine of the heads' maps", 0, (-1.0, 1.0)),
     "output_redundancy": Metric("cosine of the heads' outputs", 0, (-1.0, 1.0)),
+    "log2_compute": Metric("CLIP's compute for the same recall (log2)", 1, None),
     "log2_steps": Metric("CLIP's steps for the same recall (log2)", 1, None),
     "step_seconds": Metric("seconds per step", -1, None),
     "seconds": Metric("seconds of training", -1, None),
