@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from given import refusal, write_shard
-from made_sets import encoded
+from made_sets import encoded, write_image
 from PIL import Image
 
 from diffclip.config import PreprocessConfig
@@ -110,6 +110,10 @@ def test_missing_sets_folders_and_splits_are_named(classes: Path, tmp_path: Path
     (classes / "val" / "0.tar").touch()
     assert "has no split 'testing': choose from test, val" in refusal(classes, "testing")
     assert "no .tar shards in folder" in refusal(classes, "train")
+    write_image(classes / "train" / "cat" / "1.jpg")
+    assert "train holds image files, and no .tar shards: give them to diffclip.evaluate" in refusal(
+        classes, "train"
+    )
     (tmp_path / "bare").mkdir()
     assert "has no split 'test': give a folder of folders" in refusal(tmp_path / "bare", "test")
     assert "no sample in" in refusal(classes, "val")

@@ -172,7 +172,7 @@ def _find_files(source: Path, captions: CaptionsByImage) -> tuple[dict[str, Path
             matches[name] = paths[0]
             continue
         names = " or ".join(str(path.relative_to(source)) for path in paths)
-        several = f"may be {names}: give its folder in the captions" if len(paths) > 1 else ""
+        several = f"may be {names}: give its whole path in the captions" if len(paths) > 1 else ""
         faults.append(Fault(name, several or f"is not in {source}"))
     return matches, faults
 

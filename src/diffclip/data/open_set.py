@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffclip.data.evaluation_set import EvaluationSet, Kind, read_answers
-from diffclip.data.images import IMAGE
+from diffclip.data.images import IMAGE, image_files
 from diffclip.data.index import MASK, SEGMENTS, open_indexes
 from diffclip.data.masks import CROWD, label_of, masked_set
 from diffclip.data.members import Members
@@ -202,6 +202,11 @@ def _shards(folder: Path, split: str) -> list[Path]:
         splits = _shard_splits(folder)
         choice = f"choose from {', '.join(splits)}" if splits else "give a folder of folders with .tar shards"
         raise InputError(f"{folder} has no split {split!r}: {choice}")
+    if not has_shards(folder, split) and image_files(split_folder):
+        advice = (
+            "give them to diffclip.evaluate as a dataset, such as torchvision's ImageFolder of class folders"
+        )
+        raise InputError(f"{split_folder} holds image files, and no .tar shards: {advice}")
     shards, lines = tar_files(split_folder), _lines(split_folder / "nshards.txt")
     if lines and lines[0] != str(len(shards)):
         raise InputError(
