@@ -17,6 +17,8 @@ from pathlib import Path
 
 from diffclip.errors import InputError
 
+_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
+
 
 def cache_folder() -> Path:
     """Return the folder for files that can be recreated: `$XDG_CACHE_HOME/diffclip`, by default `~/.cache/diffclip`."""
@@ -176,11 +178,16 @@ def _is_special(path: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Write a file, or all files of a folder, to the disk (fsync), before a rename makes them visible."""
+    """Write a file, or all files of a folder, to the disk (fsync, where the file system has it), before a rename makes
+    them visible."""
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+                try:
+                    os.fsync(handle.fileno())
+                except OSError as error:
+                    if error.errno not in _NO_FSYNC:
+                        raise
 
 
 @cache

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -348,7 +349,8 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
         raise OSError(errno.EIO, str(error)) from error
     mask = os.umask(0)
     os.umask(mask)
-    file.chmod(0o666 & ~mask)
+    with suppress(OSError):  # file systems without permissions
+        file.chmod(0o666 & ~mask)
 
 
 def weights_digest(module: nn.Module) -> str:

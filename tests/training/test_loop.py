@@ -468,13 +468,13 @@ def test_resuming_allows_moved_shards_and_new_validation_but_no_new_shards(
     assert read_state(run / "checkpoints" / "best").step == 10
 
 
-def test_a_run_on_a_file_system_without_links_resumes_and_is_evaluated(
+def test_a_run_on_a_file_system_without_links_and_permissions_resumes_and_is_evaluated(
     recipe: Recipe, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    for name in ("symlink", "link"):
+    for name in ("symlink", "link", "chmod", "fsync"):
         monkeypatch.setattr(os, name, refuse)
     run = tmp_path / "run"
     runner.train(changed(recipe, epochs=1, checkpoint_every=2), run)
