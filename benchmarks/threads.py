@@ -4,7 +4,7 @@ and beside another training.
     python -m benchmarks.threads [--seconds 4]
 
 Each number is from a process of its own, because OpenMP reads its settings when torch loads. `diffclip` sets passive
-waiting (diffclip/cli/__init__.py), and `precision: auto` chooses the type that the processor multiplies natively.
+waiting (src/diffclip/threads.py), and `precision: auto` chooses the type that the processor multiplies natively.
 """
 
 from __future__ import annotations

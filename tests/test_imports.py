@@ -8,7 +8,18 @@ import diffclip
 
 PACKAGE = Path(diffclip.__file__).parent
 LAYERS = (
-    *("__init__", "names", "errors", "files", "plugins", "attention", "config", "preprocess", "tokenizer"),
+    *(
+        "version",
+        "threads",
+        "names",
+        "errors",
+        "files",
+        "plugins",
+        "attention",
+        "config",
+        "preprocess",
+        "tokenizer",
+    ),
     *("towers", "initialisation", "model", "pickled", "published", "weights", "sources", "data", "scenes"),
     *("maps", "evaluation", "benchmarking", "training", "integrations", "study", "report", "demo", "vlm"),
     *("web", "cli", "__main__"),
@@ -16,13 +27,9 @@ LAYERS = (
 
 
 def imports_of(file: Path) -> set[str]:
-    """List the modules of the package that a file imports when it runs, also inside functions."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = [ast.Pass()]
+    """List the modules of the package that a file imports, also inside functions and for types."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
         elif isinstance(node, ast.Import):

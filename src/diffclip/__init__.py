@@ -6,18 +6,10 @@ Names resolve lazily: importing `diffclip` imports neither torch nor any optiona
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
-# OpenMP reads this while torch loads: waiting threads sleep instead of spinning. Beside another busy program a training
-# step then takes 10 to 60 % of the time, and alone at most 5 % more (docs/performance.md). Processes that are started
-# from here inherit it.
-THREADS_SPIN = "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ
-"""True if torch was imported before, so that the setting comes too late for this process."""
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from diffclip import threads as threads  # before torch
+from diffclip.version import __version__ as __version__
 
 _PUBLIC = {
     "CLIPConfig": "diffclip.config",

@@ -52,7 +52,7 @@ def test_help_imports_no_heavy_package_and_sets_omp_wait_policy() -> None:
 def test_the_library_sets_the_waiting_of_threads_or_knows_that_it_came_too_late() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     for first, late in (("diffclip", False), ("torch", True)):
-        code = f"import {first}, os, diffclip; print(os.environ['OMP_WAIT_POLICY'], diffclip.THREADS_SPIN)"
+        code = f"import {first}, os, diffclip; print(os.environ['OMP_WAIT_POLICY'], diffclip.threads.SPIN)"
         command = [sys.executable, "-c", code]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
         assert result.stdout == f"PASSIVE {late}\n", result.stderr

@@ -14,7 +14,6 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-import diffclip
 from diffclip.cli.attend import attend
 from diffclip.cli.bench import bench
 from diffclip.cli.benchmark import SETTINGS, benchmark
@@ -33,6 +32,7 @@ from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
 from diffclip.errors import DiffCLIPError, RankError, explain
 from diffclip.files import printable
+from diffclip.version import __version__
 
 _INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
 
@@ -60,7 +60,7 @@ for registered in (*app.registered_commands, *data.registered_commands, *vlm.reg
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"diffclip {diffclip.__version__}")
+        print(f"diffclip {__version__}")
         raise typer.Exit
 
 

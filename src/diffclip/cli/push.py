@@ -35,7 +35,7 @@ def push(
         raise InputError(f"{model} is a model's name, which has no weights to share: give a folder or a file")
     loaded = load_with_origin(model)
     from diffclip.evaluation.records import read_records
-    from diffclip.sources.hub import push_to_hub, write_folder
+    from diffclip.integrations.hub import push_to_hub, write_folder
     from diffclip.weights import weights_digest
 
     digest = weights_digest(loaded.model)

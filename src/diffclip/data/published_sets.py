@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import diffclip
 from diffclip.errors import InputError, unknown_name
 from diffclip.files import cache_folder
+from diffclip.version import __version__
 
 HUB = "https://huggingface.co/datasets"
 _OXFORD = "https://www.robots.ox.ac.uk/~vgg/data"
@@ -258,4 +258,4 @@ def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
 
 def built_in_folder() -> Path:
     """Return the folder in the user's cache folder where `scenes.draw_built_in` draws the built-in sets."""
-    return cache_folder() / f"scenes-{diffclip.__version__}"
+    return cache_folder() / f"scenes-{__version__}"

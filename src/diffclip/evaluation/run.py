@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-import diffclip
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.open_set import has_split, open_set, set_name
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, parts_of, set_folder
@@ -47,6 +46,7 @@ from diffclip.names import TASKS as LABELS
 from diffclip.preprocess import EvalTransform
 from diffclip.scenes.write import draw_built_in
 from diffclip.sources.load import Loaded
+from diffclip.version import __version__
 from diffclip.weights import weights_digest
 
 TaskFunction = Callable[[Setting[Any]], list[Score]]
@@ -312,7 +312,7 @@ def _measure(
     config = getattr(loaded.model, "config", None)
     # everything that a result depends on except the draw: draws with one stamp may be averaged
     facts = [
-        *(diffclip.__version__, task, loaded.label, loaded.weights, loaded.seed, loaded.init, loaded.data),
+        *(__version__, task, loaded.label, loaded.weights, loaded.seed, loaded.init, loaded.data),
         *(loaded.steps, digest, repr(loaded.model) if config is None else config.model_dump(mode="json")),
         *(getattr(setting, name) for name in ("templates", *TASKS[task].options)),
         *(transform.identity, transform.preprocess),

@@ -1,53 +1,14 @@
-"""Models on the Hugging Face hub: fetch them, push them, and write the model card."""
+"""Fetch models from the Hugging Face hub."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
-from huggingface_hub import ModelCard, ModelCardData
 
-from diffclip.config import name_of
-from diffclip.errors import explain_errors, hide_secrets
+from diffclip.errors import explain_errors
 from diffclip.sources.registry import HUB_PREFIX
-from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE, save_weights
-
-if TYPE_CHECKING:
-    from diffclip.evaluation.records import Record
-    from diffclip.model import CLIP
-
-_CARD = """\
----
-{metadata}
----
-
-# {name}
-
-{kind} of the package diffclip: {parameters:,} parameters, images of {size} px.
-
-## Training
-
-{training}
-
-## Results
-
-{results}
-
-## Use
-
-```python
-import diffclip
-
-model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
-```
-
-## License
-
-{license}
-"""
+from diffclip.weights import CONFIG_FILE, PUBLISHED_FILE, WEIGHTS_FILE
 
 
 def locate(source: str | Path, cache_dir: str | None = None) -> Path:
@@ -75,83 +36,3 @@ def check_reachable(repository: str, file: str, source: str) -> None:
         return
     with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
         huggingface_hub.HfApi().model_info(repository, timeout=10)
-
-
-def write_folder(
-    model: CLIP, folder: str | Path, repository: str, origin: Mapping[str, Any] | None = None, **card: Any
-) -> None:
-    """Write the files of `save_weights` and the model card to `folder`; `card` as in `model_card`."""
-    save_weights(model, folder, origin=origin)
-    model_card(model, repository, **card).save(Path(folder) / "README.md")
-
-
-def push_to_hub(model: CLIP, repository: str, private: bool | None = None, **card: Any) -> None:
-    """Push `model` and its card to `repository`, OWNER/NAME; `card` as in `write_folder`."""
-    hub = huggingface_hub.HfApi()
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(model, folder, repository, **card)
-        hub.create_repo(repository, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Push the model")
-
-
-def model_card(
-    model: CLIP,
-    repository: str = "OWNER/NAME",
-    recipe: Mapping[str, Any] | None = None,
-    records: Iterable[Record] = (),
-    license: str | None = None,
-) -> ModelCard:
-    """Make the card of a model.
-
-    Args:
-        repository: the model's name on the hub.
-        recipe: the recipe of the run that trained the model.
-        records: the results to list, as `diffclip.evaluation.records.read_records` reads them.
-        license: the license of the weights, by its name on the hub.
-    """
-    metadata = ModelCardData(
-        license=license,
-        library_name="diffclip",
-        tags=["clip", "differential-attention"],
-        pipeline_tag="zero-shot-image-classification",
-    )
-    return ModelCard(
-        _CARD.format(
-            metadata=metadata.to_yaml(),
-            name=repository.rpartition("/")[2],
-            kind=name_of(model.config),
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            size=model.config.vision.image_size,
-            training=_format_training(recipe),
-            results=_format_results(records),
-            repo=repository,
-            license=license or "Not stated.",
-        )
-    )
-
-
-def _format_training(recipe: Mapping[str, Any] | None) -> str:
-    if recipe is None:
-        return "Not stated."
-    start = "weights" if recipe.get("weights") else "init"
-    data = recipe.get("data")
-    rows: dict[str, Any] = {"data": data.get("train") if isinstance(data, dict) else data}
-    rows |= {key: recipe.get(key) for key in ("seed", start, "epochs", "batch_size", "lr", "weight_decay")}
-    lines = [f"| {key} | {hide_secrets(str(value))} |" for key, value in rows.items() if value is not None]
-    return "\n".join(["| | |", "| --- | --- |", *lines])
-
-
-def _format_results(records: Iterable[Record]) -> str:
-    rows: dict[tuple[str, str, str], str] = {}
-    for record in records:
-        # the first number of a task on a set is its headline
-        key = (record.task, record.dataset, record.split)
-        if key in rows or record.value is None or record.corruption or record.layer:
-            continue
-        interval = "" if record.low is None else f"{record.low:.4f} to {record.high:.4f}"
-        rows[key] = (
-            f"| {record.task} | {record.dataset}, {record.split} | {record.metric} | {record.value:.4f} | {interval} | "
-            f"{record.count} |"
-        )
-    header = ["| task | dataset | metric | value | 95 % interval | items |", "| --- " * 6 + "|"]
-    return "\n".join([*header, *rows.values()]) if rows else "Not stated."

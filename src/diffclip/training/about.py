@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-import diffclip
 from diffclip.errors import hide_secrets
 from diffclip.files import cores
+from diffclip.version import __version__
 
 _PACKAGES = ("torchvision", "timm", "open_clip_torch", "lightning", "numpy", "triton")
 
@@ -41,7 +41,7 @@ def describe_start(
         "command": shlex.join(["diffclip" if program == "__main__.py" else program, *sys.argv[1:]]),
         "folder": os.getcwd(),
         "versions": {
-            "diffclip": diffclip.__version__,
+            "diffclip": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
@@ -82,11 +82,11 @@ def _git_state() -> dict[str, str] | None:
     """Return the commit of the package's git repository ("-dirty" after changes); None if untracked or without git."""
 
     def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(diffclip.__file__).parent), *words]
+        command = ["git", "-C", str(Path(__file__).parent), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         return {"commit": git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")}
     except (OSError, subprocess.SubprocessError):
         return None

@@ -10,13 +10,13 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-import diffclip
 from diffclip.errors import InputError, explain, unknown_name
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 # prefixes of the built-in recipes that are not for `diffclip train`
 _PREFIXES = ("study_", "vlm_")
-_EXPERIMENTS = Path(diffclip.__file__).parents[2] / "experiments"
+_PACKAGE = Path(__file__).parents[1]
+_EXPERIMENTS = _PACKAGE.parents[1] / "experiments"
 
 
 class Keys(BaseModel):
@@ -82,8 +82,7 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
 
 def recipe_folders() -> list[Path]:
     """List the folders of recipes: in an installed package, or beside the sources."""
-    package = Path(diffclip.__file__).parent
-    return [folder for folder in (package / "recipes", package.parents[1] / "recipes") if folder.is_dir()]
+    return [folder for folder in (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes") if folder.is_dir()]
 
 
 def recipe_fields(path: Path, changes: Iterable[str] = (), chain: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import diffclip
+from diffclip import threads
 from diffclip.attention.dispatch import resolve_backend
 from diffclip.data.dataset import DatasetPairs, dataset_set
 from diffclip.data.evaluation_set import EvaluationSet
@@ -112,7 +112,7 @@ def train(
         is_first, reason = fabric.global_rank == 0, ""
         if is_first and is_slow(recipe.precision, hardware.accelerator):
             _say(SLOW_BF16)
-        if is_first and diffclip.THREADS_SPIN and hardware.accelerator == "cpu":
+        if is_first and threads.SPIN and hardware.accelerator == "cpu":
             _say(
                 "torch was imported before diffclip, so its threads spin while they wait, which can make steps several "
                 "times slower: import diffclip first, or set OMP_WAIT_POLICY=PASSIVE"

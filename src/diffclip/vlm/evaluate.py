@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 
 import torch
 
-import diffclip
 from diffclip.data.images import read_image
 from diffclip.data.workers import Progress
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.files import digest_of
+from diffclip.version import __version__
 from diffclip.vlm import chat
 from diffclip.vlm.files import identify, load_vlm
 from diffclip.vlm.pope import OVERALL, QuestionSet, score_answers
@@ -44,7 +44,7 @@ def evaluate_models(
     for source, fields in facts.items():
         model, processor = load_vlm(source)
         weights, config = weights_digest(model), model.config.to_json_string()
-        stamp = digest_of([diffclip.__version__, weights, config, questions.digest])
+        stamp = digest_of([__version__, weights, config, questions.digest])
         if results.find(f"{stamp} {OVERALL}"):
             say(f"{source}: keeping its results in {results.path}")
         else:

@@ -13,7 +13,7 @@ from in_process import diffclip_command
 import diffclip
 from diffclip import CLIP, InputError
 from diffclip.evaluation.records import Record, write_records
-from diffclip.sources.hub import push_to_hub
+from diffclip.integrations.hub import push_to_hub
 from diffclip.weights import weights_digest
 
 
