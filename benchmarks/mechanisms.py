@@ -44,6 +44,20 @@ the [experiments](../experiments/README.md), corrected as each experiment declar
 | attention | what it is | source | parameters | step time | verdicts |
 | --- | --- | --- | ---: | ---: | --- |
 """
+TAIL = """
+## Rivals and ablations
+
+A gain may have a cheaper cause than the second map, so compare with other models than CLIP. Each exists
+in every size (`CLIP-gated-ViT-S-16`). Beside the kinds above there are:
+
+| model | what differs from CLIP or DiffCLIP |
+| --- | --- |
+| `CLIP-registers`, `CLIP-gated-registers` | four register tokens in the vision tower (arXiv:2309.16588) |
+| `DiffCLIP-vision`, `DiffCLIP-text` | differential attention in one tower. `CLIP-half-heads`, `CLIP-half-heads-norm` and `DiffCLIP-lambda0` exist with `-vision` too |
+| `DiffCLIP-one-map` | DiffCLIP's first map alone, without head norm and factor |
+| `DiffCLIP-no-norm`, `-no-factor`, `-bare` | DiffCLIP without head norm, without the factor 1 − λ_init, without both |
+| `DiffCLIP-lambda0.2`, `DiffCLIP-lambda0.5` | another λ_init |
+"""
 
 
 def variant_of_kind(kind: str) -> str:
@@ -119,7 +133,7 @@ def write_page(ratios: dict[str, float]) -> None:
             verdicts_of(variant),
         )
         lines.append(f"| {' | '.join(cells)} |\n")
-    write_text(PAGE, HEAD.format(size=SIZE) + "".join(lines))
+    write_text(PAGE, HEAD.format(size=SIZE) + "".join(lines) + TAIL)
 
 
 def main() -> None:

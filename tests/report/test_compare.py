@@ -251,7 +251,7 @@ def test_models_with_different_training_data_are_not_compared():
         for data in ("cc3m", "cc12m")
     }
     assert set(zip(rows["arm"], rows["against"], strict=True)) == pairs
-    assert cautions(results)[0].startswith("DiffCLIP-vision-ViT-B-16: not compared, as there is no CLIP")
+    assert cautions(results)[0].startswith("DiffCLIP-vision-ViT-B-16: not compared, as no CLIP of its size")
 
 
 def test_rows_of_the_papers_tables_have_the_values_of_all_models():

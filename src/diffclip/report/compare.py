@@ -109,7 +109,7 @@ def cautions(results: Results) -> list[str]:
         return lines
     if results.study is None:
         alone = [name for name in results.models if name not in {*verdicts["arm"], *verdicts["against"]}]
-        words = "as there is no CLIP of the same size and training: name a baseline with --against"
+        words = "as no CLIP of its size and training is known: name a baseline with --against"
         lines += [f"{', '.join(alone)}: not compared, {words}."] if alone else []
     for column, words in (("differs", "their records differ in "), ("note", "")):
         rows = verdicts[verdicts[column].ne("")]
