@@ -99,6 +99,7 @@ def test_runs_of_other_seeds_are_tested_and_a_single_run_is_not():
     assert "Welch's t test" in table.note
     alone = results_from([*runs_of("CLIP", B), *runs_of("DiffCLIP", [0.5])])
     assert alone.verdicts["verdict"].tolist() == ["one run of DiffCLIP"]
+    assert "One training run of DiffCLIP: another seed" in headline(alone)
     assert "p" not in build_report(alone).table.frame
 
 

@@ -159,7 +159,7 @@ def family_of(study: Mapping[str, Any]) -> Family:
     try:
         return Family.model_validate(endpoints | {"secondary": endpoints.get("secondary") or None} | declared)
     except ValidationError as error:
-        raise InputError(f"the endpoints of the study: {explain(error)}") from None
+        raise InputError(f"{SPEC_FILE}: {explain(error)}") from None
 
 
 def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True) -> pd.DataFrame:

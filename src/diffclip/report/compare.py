@@ -54,11 +54,14 @@ def headline(results: Results) -> str:
     if not is_tested(verdicts):
         both = verdicts[verdicts["value"].notna() & verdicts["value_against"].notna()]
         if both.empty:
-            return f"{', '.join(results.models)}: no measure is shared, so nothing is compared."
+            reasons = ", ".join(dict.fromkeys(verdicts["verdict"]))
+            return f"{', '.join(results.models)}: nothing is compared ({reasons})."
         row = both.iloc[0]
         value, other = (percent(row[name], row["share"]) for name in ("value", "value_against"))
         unit = " %" if row["share"] else ""
-        return f"{row['arm']} {value}{unit} and {row['against']} {other}{unit} on {row['label']}. {ONE_RUN}"
+        text = f"{row['arm']} {value}{unit} and {row['against']} {other}{unit} on {row['label']}"
+        alone, _, whose = str(row["verdict"]).partition("one run ")
+        return f"{text}. {ONE_RUN.replace('each', whose) if whose else f'{alone.capitalize()}.'}"
     words = verdicts["verdict"].mask(verdicts["at_chance"].astype(bool), "not shown above chance")
     counts = ", ".join(f"{word} in {count}" for word, count in words.value_counts().items())
     arms = list(dict.fromkeys(verdicts["arm"]))
