@@ -53,7 +53,8 @@ in every size (`CLIP-gated-ViT-S-16`). Beside the kinds above there are:
 | model | what differs from CLIP or DiffCLIP |
 | --- | --- |
 | `CLIP-registers`, `CLIP-gated-registers` | four register tokens in the vision tower (arXiv:2309.16588) |
-| `DiffCLIP-vision`, `DiffCLIP-text` | differential attention in one tower. `CLIP-half-heads`, `CLIP-half-heads-norm` and `DiffCLIP-lambda0` exist with `-vision` too |
+| `DiffCLIP-vision`, `DiffCLIP-text` | differential attention in one tower |
+| `CLIP-half-heads-vision`, `CLIP-half-heads-norm-vision`, `DiffCLIP-lambda0-vision` | its rivals |
 | `DiffCLIP-one-map` | DiffCLIP's first map alone, without head norm and factor |
 | `DiffCLIP-no-norm`, `-no-factor`, `-bare` | DiffCLIP without head norm, without the factor 1 − λ_init, without both |
 | `DiffCLIP-lambda0.2`, `DiffCLIP-lambda0.5` | another λ_init |

@@ -14,8 +14,9 @@ import argparse
 import numpy as np
 import pandas as pd
 
+from diffclip.evaluation.family import Family
 from diffclip.evaluation.statistics import wilson
-from diffclip.evaluation.verdicts import Endpoint, Family, Primary, compute_verdicts
+from diffclip.evaluation.verdicts import compute_verdicts
 
 ENDPOINT = {"task": "retrieval", "dataset": "made", "metric": "mean_recall"}
 ARMS = ("DiffCLIP", "CLIP", "CLIP-gated")
@@ -45,15 +46,15 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=1000)
     studies = parser.parse_args().studies
     generator = np.random.default_rng(0)
-    contrasts = ((ARMS[0], ARMS[1]), (ARMS[2], ARMS[1]))
-    primary = Primary(**ENDPOINT, arm=ARMS[0], against=ARMS[1])
+    contrasts = [ARMS[:2], (ARMS[2], ARMS[1])]
+    declared = {
+        "contrasts": contrasts,
+        "endpoints": {"primary": ENDPOINT | {"arm": ARMS[0], "against": ARMS[1]}},
+    }
     families = {
-        "declared paired, same runs": (True, Family(primary=primary, contrasts=contrasts, test="paired")),
-        "declared Welch, other numbers of runs": (
-            False,
-            Family(primary=primary, contrasts=contrasts, test="welch"),
-        ),
-        "loose records": (False, Family(secondary=(Endpoint(**ENDPOINT),), contrasts=contrasts[:1])),
+        "declared paired, same runs": (True, Family(**declared, test="paired")),
+        "declared Welch, other numbers of runs": (False, Family(**declared, test="welch")),
+        "loose records": (False, Family(endpoints={"secondary": [ENDPOINT]}, contrasts=contrasts[:1])),
     }
     for name, (same_runs, family) in families.items():
         verdicts = [

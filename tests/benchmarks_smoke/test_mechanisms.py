@@ -8,8 +8,9 @@ from made_records import make_record
 
 from benchmarks import mechanisms
 from diffclip.attention import ATTENTION_LAYERS
+from diffclip.evaluation.family import Family
 from diffclip.evaluation.records import records_table
-from diffclip.evaluation.verdicts import compute_verdicts, family_of, write_verdicts
+from diffclip.evaluation.verdicts import compute_verdicts, write_verdicts
 
 
 def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,13 +29,13 @@ def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: 
         for model, runs in values.items()
         for seed, value in enumerate(runs)
     )
-    write_verdicts(study, compute_verdicts(frame, family_of(spec)))
+    write_verdicts(study, compute_verdicts(frame, Family(**spec)))
     (tmp_path / "docs").mkdir()
     mechanisms.write_page({"CLIP": 1.0, "DiffCLIP": 1.125})
     lines = {
         line.split("`")[1]: line
         for line in (tmp_path / mechanisms.PAGE).read_text().splitlines()
-        if "| `" in line
+        if "` (" in line
     }
     assert lines.keys() == ATTENTION_LAYERS.keys()
     assert next(iter(lines)) == "softmax"

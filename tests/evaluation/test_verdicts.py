@@ -9,15 +9,9 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from diffclip.errors import InputError
+from diffclip.evaluation.family import Family
 from diffclip.evaluation.records import records_table
-from diffclip.evaluation.verdicts import (
-    Endpoint,
-    Family,
-    Primary,
-    compute_verdicts,
-    read_verdicts,
-    write_verdicts,
-)
+from diffclip.evaluation.verdicts import compute_verdicts, read_verdicts, write_verdicts
 
 RECALL = {"task": "retrieval", "dataset": "flickr8k", "metric": "mean_recall"}
 PAIR = ("DiffCLIP", "CLIP")
@@ -37,10 +31,13 @@ def frame_of(arms, seeds=None, **facts):
     return records_table(records)
 
 
+def family_of(*secondary, **settings):
+    return Family(endpoints={"secondary": secondary}, **{"contrasts": [PAIR], **settings})
+
+
 def one(frame, margin=None, finished=True, contrast=PAIR, **settings):
     """The verdict of one contrast at mean recall."""
-    endpoint = Endpoint(**RECALL, margin=margin)
-    family = Family(secondary=[endpoint], contrasts=[contrast], **settings)
+    family = family_of(RECALL | {"margin": margin}, contrasts=[contrast], **settings)
     return compute_verdicts(frame, family, finished).iloc[0]
 
 
@@ -112,8 +109,7 @@ def test_equivalence_needs_a_margin():
 )
 def test_a_larger_value_is_not_always_better(metric, word):
     frame = frame_of({"DiffCLIP": [0.40, 0.41, 0.42], "CLIP": [0.20, 0.21, 0.23]}, metric=metric)
-    endpoint = Endpoint(**(RECALL | {"metric": metric}))
-    row = compute_verdicts(frame, Family(secondary=[endpoint], contrasts=[PAIR])).iloc[0]
+    row = compute_verdicts(frame, family_of(RECALL | {"metric": metric})).iloc[0]
     assert row["verdict"] == word
 
 
@@ -123,12 +119,9 @@ def test_the_primary_row_is_not_corrected_and_all_others_are_corrected_together(
     frame = pd.concat(
         [frame_of(arms), frame_of({**arms, "DiffCLIP": A[::-1]}, **few_shot)], ignore_index=True
     )
-    family = Family(
-        primary=Primary(arm="DiffCLIP", against="CLIP", **RECALL, margin=0.1),
-        secondary=[Endpoint(**few_shot, margin=0.1)],
-        contrasts=[PAIR, ("CLIP-gated", "CLIP")],
-        test="welch",
-    )
+    primary = RECALL | {"arm": "DiffCLIP", "against": "CLIP", "margin": 0.1}
+    endpoints = {"primary": primary, "secondary": [few_shot | {"margin": 0.1}]}
+    family = Family(endpoints=endpoints, contrasts=[PAIR, ("CLIP-gated", "CLIP")], test="welch")
     rows = compute_verdicts(frame, family)
     assert rows["primary"].tolist() == [True, False, False, False]
     assert rows["p_corrected"][0] == rows["p"][0]
@@ -143,7 +136,7 @@ def test_the_primary_row_is_not_corrected_and_all_others_are_corrected_together(
 
 def test_a_pooled_residual_says_so():
     arms = {"DiffCLIP": A[:2], "CLIP": B[:2], "CLIP-gated": [0.30, 0.34]}
-    family = Family(secondary=[Endpoint(**RECALL)], contrasts=[PAIR, ("CLIP-gated", "CLIP")], pooled=True)
+    family = family_of(RECALL, contrasts=[PAIR, ("CLIP-gated", "CLIP")], pooled=True)
     row = compute_verdicts(frame_of(arms), family).iloc[0]
     table = np.array(list(arms.values()))
     residual = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
@@ -156,7 +149,8 @@ def test_a_change_between_studies_is_paired_over_seeds():
     studies = {"k0": (A, B), "k16": (B[::-1], [0.1, 0.15, 0.12, 0.18, 0.11])}
     parts = [frame_of({"DiffCLIP": a, "CLIP": b}).assign(study=name) for name, (a, b) in studies.items()]
     frame = pd.concat(parts, ignore_index=True)
-    family = Family(primary=Primary(arm="DiffCLIP", against="CLIP", **RECALL, study="k16 - k0"))
+    primary = RECALL | {"arm": "DiffCLIP", "against": "CLIP", "study": "k16 - k0"}
+    family = Family(endpoints={"primary": primary})
     row = compute_verdicts(frame, family).iloc[0]
     changes = [np.subtract(studies["k16"][arm], studies["k0"][arm]) for arm in (0, 1)]
     assert row["p"] == pytest.approx(stats.ttest_rel(*changes).pvalue)
@@ -187,8 +181,8 @@ def test_an_arm_against_itself_and_outcomes_that_are_no_numbers_are_refused():
 
 
 def test_verdicts_are_read_as_written_and_refused_for_other_results(tmp_path):
-    family = Family(secondary=[Endpoint(**RECALL, margin=0.01)], contrasts=[PAIR])
-    rows = compute_verdicts(frame_of({"DiffCLIP": A, "CLIP": B}, of=("x", "y")), family)
+    frame = frame_of({"DiffCLIP": A, "CLIP": B}, of=("x", "y"))
+    rows = compute_verdicts(frame, family_of(RECALL | {"margin": 0.01}))
     for name in ("results.jsonl", "spec.yaml"):
         (tmp_path / name).write_text("first")
     write_verdicts(tmp_path, rows)

@@ -131,7 +131,7 @@ def test_equal_model_names_get_suffixes_and_equal_records_count_once():
 
 def test_a_study_inside_a_folder_is_read_and_two_studies_are_not_merged(tmp_path):
     write_study(tmp_path / "one" / "study", {"CLIP": 0.4, "DiffCLIP": 0.4})
-    assert read_results([tmp_path / "one"]).study["title"] == "A made-up study"
+    assert read_results([tmp_path / "one"]).spec.title == "A made-up study"
     studies = [
         write_study(tmp_path / "more" / name, {"CLIP": 0.4, "DiffCLIP": 0.4}) for name in ("k0", "k16")
     ]

@@ -10,7 +10,6 @@ import pandas as pd
 from diffclip.cli.console import print_table
 from diffclip.evaluation.records import TABLE_FILE, load_records
 from diffclip.evaluation.statistics import detectable, run_sd
-from diffclip.evaluation.verdicts import Family
 from diffclip.report.names import measure_label
 from diffclip.study.grid import Planned, grid_runs, plan, seconds_of_runs, sweep_doubts
 from diffclip.study.results import StudyFolder
@@ -87,8 +86,7 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
         print(f"runs vary by {100 * sd:.2f} points (standard deviation within arms, {df} degrees of freedom)")
         text = f"{count} runs of each arm find a difference of {100 * least:.2f} points{share}"
         if secondary:
-            family = Family(primary=primary, secondary=tuple(secondary), contrasts=tuple(study.contrasts))
-            rows = len(family.all_contrasts) * len(family.endpoints) - 1
+            rows = len(study.all_contrasts) * len(study.measures) - 1
             corrected = detectable(sd, count, paired, max(rows, 1))
             text += f", and of {100 * corrected:.2f} points in a secondary comparison, one of {rows}"
         print(f"{text}, with 80 % power")

@@ -1,14 +1,7 @@
 """Verdicts: which of two arms is better at which measure, tested once and stored beside the records.
 
 A `Family` declares what is compared, and `compute_verdicts` tests it. Nothing else tests arms: tables, figures and
-pages read its rows. A study's spec declares its family so (`family_of`):
-
-    endpoints:
-      primary: {arm: DiffCLIP, against: CLIP, task: retrieval, dataset: flickr8k, metric: mean_recall}
-      secondary:
-      - {task: few-shot, dataset: caltech101, metric: acc1, margin: {share: 0.05}}
-    contrasts: [[DiffCLIP, CLIP], [DiffCLIP-vision, CLIP]]
-    test: welch
+pages read its rows.
 """
 
 from __future__ import annotations
@@ -17,12 +10,12 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from diffclip.errors import InputError, explain
+from diffclip.errors import InputError
+from diffclip.evaluation.family import Contrast, Endpoint, Family, Share
 from diffclip.evaluation.records import MEASURE
 from diffclip.evaluation.statistics import (
     ALPHA,
@@ -39,8 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SPEC_FILE, VERDICTS_FILE = "spec.yaml", "verdicts.csv"
-Contrast = tuple[str, str]
-"""(arm, against)."""
 IDENTITY = ("study", *MEASURE)
 """The fields of a measure in a table that may hold several studies."""
 
@@ -51,115 +42,6 @@ _COLUMNS = (
     *("arm", "against", *IDENTITY, "n_a", "n_b", *_NUMBERS, "margin", "verdict", "test", "pooled", "primary"),
     *("chance", "at_chance", "differs", "note"),
 )
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Share(_Part):
-    """A margin as a share of the baseline's value."""
-
-    share: float = Field(gt=0, lt=1)
-
-
-class Endpoint(_Part):
-    """A measure to compare, and its margin of equivalence.
-
-    The fields are those of a record. A field that is not given has to follow from the others.
-
-    Attributes:
-        study: the study of the records, if they are of several. "k16 - k0" is a derived measure: the value in study
-            k16 minus that in study k0, for each model and run.
-        margin: differences inside ±margin count as equivalent: a fraction (0.01 is a point), or a share of the
-            baseline. Without one nothing is called equivalent.
-    """
-
-    task: str
-    dataset: str
-    metric: str
-    study: str | None = None
-    split: str | None = None
-    classes: int | None = None
-    templates: int | None = None
-    of: tuple[str, ...] | None = None
-    corruption: str | None = None
-    severity: int | None = None
-    epsilon: float | None = None
-    layer: int | None = None
-    head: int | None = None
-    map: str | None = None
-    margin: Annotated[float, Field(gt=0)] | Share | None = None
-
-
-class Primary(Endpoint):
-    """The endpoint and the contrast that are tested at 5 % without correction."""
-
-    arm: str
-    against: str
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The measure alone."""
-        return Endpoint(**self.model_dump(exclude={"arm", "against"}))
-
-
-class Family(_Part):
-    """The comparisons that are corrected together: every contrast at every endpoint, except the primary one.
-
-    Attributes:
-        secondary: None for the headline measures of the records, which `diffclip report` chooses.
-        test: a t test over runs, paired by run or Welch's; None: paired if both arms have the same runs.
-        unit: what counts as a run: each seed (of each fold), or each fold (its seeds averaged).
-        pooled: pool the residual over all arms, for designs of two or three seeds.
-    """
-
-    primary: Primary | None = None
-    secondary: tuple[Endpoint, ...] | None = None
-    contrasts: tuple[Contrast, ...] = ()
-    test: Literal["paired", "welch"] | None = None
-    unit: Literal["seed", "fold"] = "seed"
-    pooled: bool = False
-
-    @model_validator(mode="after")
-    def _check(self) -> Family:
-        for arm, against in self.all_contrasts:
-            if arm == against:
-                raise ValueError(f"{arm} is compared with itself: name two arms")
-        return self
-
-    @property
-    def all_contrasts(self) -> list[Contrast]:
-        """The contrasts, that of the primary endpoint first."""
-        first = [(self.primary.arm, self.primary.against)] if self.primary else []
-        return list(dict.fromkeys([*first, *self.contrasts]))
-
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        """The measures, the primary one first; a secondary endpoint of the primary measure is the same."""
-        first = [self.primary.endpoint] if self.primary else []
-        rest = [one for one in self.secondary or () if not any(_is_same(one, other) for other in first)]
-        return list(dict.fromkeys([*first, *rest]))
-
-
-def _is_same(one: Endpoint, other: Endpoint) -> bool:
-    """Tell whether two endpoints can be the same measure: no field that both give differs, nor the study."""
-    pairs = [(getattr(one, name), getattr(other, name)) for name in MEASURE]
-    return one.study == other.study and all(a == b or None in (a, b) for a, b in pairs)
-
-
-def family_of(study: Mapping[str, Any]) -> Family:
-    """Return the family that the fields of a study declare; without secondary endpoints these are the headlines.
-
-    Raises:
-        InputError: the fields declare none.
-    """
-    declared = {key: study[key] for key in ("contrasts", "test", "unit", "pooled") if key in study}
-    endpoints = dict(study.get("endpoints") or {})
-    try:
-        return Family.model_validate(endpoints | {"secondary": endpoints.get("secondary") or None} | declared)
-    except ValidationError as error:
-        raise InputError(f"{SPEC_FILE}: {explain(error)}") from None
 
 
 def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True) -> pd.DataFrame:
@@ -185,12 +67,12 @@ def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True)
     frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *IDENTITY, "fold"])))
     rows = [
         {"arm": contrast[0], "against": contrast[1], **_compare(found, endpoint, contrast, family)}
-        for endpoint in family.endpoints
+        for endpoint in family.measures
         for found in [_find(frame, endpoint)]
         for contrast in family.all_contrasts
     ]
     verdicts = pd.DataFrame(rows, columns=list(_COLUMNS))
-    verdicts["primary"] = (verdicts.index == 0) & (family.primary is not None)
+    verdicts["primary"] = (verdicts.index == 0) & (family.endpoints.primary is not None)
     if not finished:
         verdicts = verdicts.assign(p=math.nan, p_equivalent=math.nan, verdict="unfinished")
     secondary = ~verdicts["primary"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from diffclip.report.frame import Results, count_missing
+from diffclip.report.frame import Results
 from diffclip.report.names import interval, p_text, percent
 
 ONE_RUN = "One training run each: another seed or processor can turn this around."
@@ -81,12 +81,12 @@ def _primary_sentence(results: Results, row: pd.Series) -> str:
         if pd.notna(row["p"]):
             facts.append(f"p {p}" if "<" in p else f"p = {p}")
         runs = results.runs
-        if len(runs) and results.study is not None and results.family is not None:
+        if len(runs):
             of_pair = runs["arm"].isin([row["arm"], row["against"]]) & (runs["group"] != "sweep")
             diverged = runs.loc[of_pair & runs["diverged"].notna(), "run"]
-            missing = count_missing(results.study, runs, results.family)
             facts += [f"{Path(run).name} diverged" for run in diverged]
-            facts += [f"{missing} run{'s' * (missing > 1)} to come"] if missing else []
+            if missing := results.missing:
+                facts.append(f"{missing} run{'s' * (missing > 1)} to come")
         text += f"{percent(row['difference'], share, sign=True)}{' points' * share} ({', '.join(facts)}): "
     return f"{text}{verdict_text(row)}."
 
@@ -110,7 +110,7 @@ def cautions(results: Results) -> list[str]:
     lines = [f"Linear probe: {stopped:,} of {fits:,} fits stopped before they converged."] if stopped else []
     if verdicts.empty:
         return lines
-    if results.study is None:
+    if results.spec is None:
         alone = [name for name in results.models if name not in {*verdicts["arm"], *verdicts["against"]}]
         words = "as no CLIP of its size and training is known: name a baseline with --against"
         lines += [f"{', '.join(alone)}: not compared, {words}."] if alone else []

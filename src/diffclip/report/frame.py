@@ -11,17 +11,9 @@ import pandas as pd
 
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
+from diffclip.evaluation.family import Contrast, Endpoint, Endpoints, Family
 from diffclip.evaluation.records import load_records, record_files
-from diffclip.evaluation.verdicts import (
-    IDENTITY,
-    SPEC_FILE,
-    Contrast,
-    Endpoint,
-    Family,
-    compute_verdicts,
-    family_of,
-    measure_key,
-)
+from diffclip.evaluation.verdicts import IDENTITY, SPEC_FILE, compute_verdicts, measure_key
 from diffclip.report.names import ASIDE, in_order, is_share, measure_label, variant_in_name
 from diffclip.study.results import RUNS_FILE, read_spec, read_timing, saved_curves
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
@@ -51,7 +43,7 @@ class Results:
             loose records a family per contrast with the headline measures.
         curves: one mapping per run as in `curves.jsonl`.
         runs: one row per run of a study; empty without one.
-        study: the spec, resolved; None without one. Its `folder` and `family` stand beside it.
+        spec: the study or the declared family in `folder`; None of loose records.
         timing: step times by arm, measured while the arms take turns.
     """
 
@@ -59,9 +51,8 @@ class Results:
     verdicts: pd.DataFrame = field(default_factory=pd.DataFrame)
     curves: list[dict[str, Any]] = field(default_factory=list)
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
-    study: dict[str, Any] | None = None
+    spec: Family | None = None
     folder: Path | None = None
-    family: Family | None = None
     timing: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -80,6 +71,11 @@ class Results:
     def has_several_seeds(self) -> bool:
         """Tell whether a model has several training seeds."""
         return len(self.records) > 0 and bool((self.records.groupby("model")["seed"].nunique() > 1).any())
+
+    @property
+    def missing(self) -> int:
+        """The number of runs that the spec plans and that have not ended; 0 if no runs are listed."""
+        return _count_missing(self.spec, self.runs)
 
     @property
     def primary(self) -> pd.Series | None:
@@ -117,18 +113,18 @@ def read_results(paths: Sequence[str | Path], against: str | None = None) -> Res
     folder = studies[0]
     if against is not None:
         raise InputError(f"--against {against}: {folder / SPEC_FILE} declares the contrasts: change it there")
-    study, runs = read_spec(folder), pd.DataFrame(read_lines(folder / RUNS_FILE))
-    frame, family = _prepare(records), family_of(study)
-    changes: dict[str, Any] = {}
-    if family.primary and family.primary.study and frame["study"].isna().all():
-        changes["primary"] = None  # an endpoint of several studies, and this is one
-    if family.secondary is None:
-        changes["secondary"] = tuple(_endpoints(frame, headlines(frame)))
-    if not family.all_contrasts:
-        changes["contrasts"] = tuple(loose_contrasts(frame["model"].unique()))
-    family = family.model_copy(update=changes)
-    verdicts = compute_verdicts(frame, family, finished=not count_missing(study, runs, family))
-    facts = {"runs": runs, "study": study, "folder": folder, "family": family, "timing": read_timing(folder)}
+    spec, runs, frame = read_spec(folder), pd.DataFrame(read_lines(folder / RUNS_FILE)), _prepare(records)
+    primary, secondary, contrasts = spec.endpoints.primary, spec.endpoints.secondary, spec.contrasts
+    if primary and primary.study and frame["study"].isna().all():
+        primary = None  # an endpoint of several studies, and this is one
+    if secondary is None:
+        secondary = tuple(_endpoints(frame, headlines(frame)))
+    if not spec.all_contrasts:
+        contrasts = loose_contrasts(frame["model"].unique())
+    endpoints = Endpoints(primary=primary, secondary=secondary)
+    spec = spec.model_copy(update={"endpoints": endpoints, "contrasts": contrasts})
+    verdicts = compute_verdicts(frame, spec, finished=not _count_missing(spec, runs))
+    facts = {"runs": runs, "spec": spec, "folder": folder, "timing": read_timing(folder)}
     return Results(frame, _with_labels(verdicts, frame), curves, **facts)
 
 
@@ -140,8 +136,8 @@ def results_of(
     contrasts = loose_contrasts(frame["model"].unique(), against)
     if not contrasts:
         return Results(frame, curves=list(curves))
-    endpoints = tuple(_endpoints(frame, headlines(frame)))
-    families = [Family(secondary=endpoints, contrasts=(contrast,)) for contrast in contrasts]
+    endpoints = Endpoints(secondary=tuple(_endpoints(frame, headlines(frame))))
+    families = [Family(endpoints=endpoints, contrasts=[contrast]) for contrast in contrasts]
     verdicts = pd.concat([compute_verdicts(frame, family) for family in families])
     # by measure, so that the models of a measure stand together
     verdicts = verdicts[verdicts["verdict"] != "not measured"].sort_index(kind="stable")
@@ -175,20 +171,11 @@ def clip_of(model: str, models: Sequence[str]) -> str | None:
     return own if own in baselines else baselines[0] if alone else None
 
 
-def count_missing(study: dict[str, Any], runs: pd.DataFrame, family: Family) -> int:
-    """Count the runs of the family's arms that a study plans and that have not ended; 0 if no runs are listed."""
-    if runs.empty:
+def _count_missing(spec: Family | None, runs: pd.DataFrame) -> int:
+    if spec is None or runs.empty:
         return 0
-    # an arm that runs at several rates has them in its name: CLIP@5e-4
     ended = runs.loc[runs["group"] != "sweep", "arm"].str.partition("@")[0].value_counts()
-    named = {arm.partition("@")[0] for contrast in family.all_contrasts for arm in contrast}
-    missing = 0
-    for grid in filter(None, (study["models"], study.get("ablations"))):
-        for arm in named & grid["arms"].keys():
-            rates = 1 if "lr" in grid["arms"][arm]["change"] else max(1, len(grid.get("lr") or ()))
-            planned = len(grid["seeds"]) * (study.get("folds") or 1) * rates
-            missing += max(0, planned - int(ended.get(arm, 0)))
-    return missing
+    return spec.count_missing(ended.to_dict())
 
 
 def _prepare(records: pd.DataFrame) -> pd.DataFrame:

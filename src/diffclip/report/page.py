@@ -134,8 +134,8 @@ def build_report(
     default_title = " and ".join(filter(None, [", ".join(models[:-1]), *models[-1:]])) or "Results"
     if len(models) > 3:
         default_title = f"{len(models)} models"
-    if results.study:
-        default_title = str(results.study["title"])
+    if results.spec and results.spec.title:
+        default_title = results.spec.title
     elif len(paths) == 1 and (Path(paths[0]) / METRICS_FILE).is_file():
         default_title = f"Run {Path(paths[0]).resolve().name}"
     protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]

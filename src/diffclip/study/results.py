@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
+from diffclip.evaluation.family import Family
 from diffclip.evaluation.records import RESULTS_FILE, TABLE_FILE, Record, read_records, write_table
 from diffclip.evaluation.verdicts import SPEC_FILE
 from diffclip.files import write_text
@@ -60,7 +61,7 @@ class StudyFolder:
         runs depend on and that has another value there."""
         if not (self.path / SPEC_FILE).is_file():
             return
-        old, new = _fixed_fields(read_spec(self.path)), _fixed_fields(study.model_dump(mode="json"))
+        old, new = _fixed_fields(read_spec(self.path)), _fixed_fields(study)
         # a grid may come or go
         free = {key for key in new if key.endswith(".suite") and None in (old[key], new[key])}
         if change := describe_change(old, new, free):
@@ -73,7 +74,7 @@ class StudyFolder:
         self.check(study)
         self.study, file = study, self.path / SPEC_FILE
         if file.is_file() and not file.read_text("utf-8").startswith(_WRITTEN):
-            if read_spec(self.path) != study.model_dump(mode="json"):
+            if read_spec(self.path) != study:
                 raise InputError(
                     f"{file} says otherwise: write the changes into it, or choose another --output"
                 )
@@ -105,14 +106,13 @@ def saved_curves(folders: Iterable[Path]) -> list[Row]:
     ]
 
 
-def read_spec(folder: Path) -> dict[str, Any]:
-    """Read all fields of the spec in `folder`, of a study (with `models`) or of comparisons alone."""
-    from diffclip.study.spec import Declaration, Study  # imports torch
+def read_spec(folder: Path) -> Family:
+    """Read the spec in `folder`: a study (with `models`), or comparisons alone."""
+    from diffclip.study.spec import Study  # imports torch
 
     file = folder / SPEC_FILE
     fields = recipe_fields(file)
-    kind = Study if "models" in fields else Declaration
-    return parse(kind, fields, file, "spec").model_dump(mode="json")
+    return parse(Study if "models" in fields else Family, fields, file, "spec")
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
@@ -210,9 +210,10 @@ def _count_parameters(recipe: Recipe) -> int:
         return sum(weights.numel() for weights in CLIP(recipe.config(), seed=0).parameters())
 
 
-def _fixed_fields(study: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed_fields(spec: Family) -> dict[str, Any]:
     """Return the keys that must not change in a study's folder: with other values, runs have another training recipe or
     other data, other tasks or another primary endpoint."""
+    study = spec.model_dump(mode="json")
     fixed = {key: study.get(key) for key in ("recipe", "change", "data", "scenes", "folds")}
     primary = study["endpoints"]["primary"] or {}
     keys = ("arm", "against", "task", "dataset", "metric")

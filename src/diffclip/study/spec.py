@@ -31,8 +31,8 @@ from pydantic import (
 )
 
 from diffclip.errors import InputError, unknown_name
+from diffclip.evaluation.family import Endpoints, Family, Primary
 from diffclip.evaluation.suite import SUITES
-from diffclip.evaluation.verdicts import Endpoint, Primary
 from diffclip.names import METRICS
 from diffclip.plugins import load_listed
 from diffclip.training.recipe import Recipe, read_recipe
@@ -145,40 +145,20 @@ class Scenes(Part):
     distractors: NonNegativeInt = 0
 
 
-class Endpoints(Part):
-    """The measures that are tested for every contrast; all tests but the primary one are corrected together (Holm).
-
-    Without `secondary`, `diffclip report` takes the headline measures.
-    """
-
-    primary: Primary | None = None
-    secondary: list[Endpoint] | None = None
-
-
-class Declaration(Part):
-    """What is compared, and how. It is a spec of its own beside records that no study made."""
-
-    title: str
-    endpoints: Endpoints = Field(default_factory=Endpoints)
-    contrasts: list[tuple[str, str]] = Field(default_factory=list)  # pairs (arm, against)
-    test: Literal["paired", "welch"] | None = None  # None: paired if both arms have the same runs
-    unit: Literal["seed", "fold"] = "seed"
-    pooled: bool = False  # one residual over all arms, for designs of two or three seeds
-
-
-class StudyEndpoints(Endpoints):
+class StudyEndpoints(Part, Endpoints):
     """The endpoints of a study, which always has a primary one."""
 
     primary: Primary
 
 
-class Study(Declaration):
-    """Everything that decides a study.
+class Study(Part, Family):
+    """Everything that decides a study: its runs, and the family that it compares.
 
     `recipe` is the recipe of the runs, and `data` the set that they are trained on (its splits train and val). If the
     primary endpoint or `contrasts` are missing, they are filled in.
     """
 
+    title: str
     endpoints: StudyEndpoints
     plugins: list[str] = Field(default_factory=list)  # files or modules of one's own, for all runs
     recipe: str
@@ -239,7 +219,17 @@ class Study(Declaration):
             pairs = [(name, baseline) for name in self.models.arms if name != baseline]
             pairs += [(name, arm.against) for name, arm in self.arms.items() if arm.against]
             self.contrasts = list(dict.fromkeys(pairs))
+        self._check_contrasts()
         return self
+
+    def count_missing(self, ended: Mapping[str, int]) -> int:
+        # an arm that runs at several rates has them in its name: CLIP@5e-4
+        named = {arm.partition("@")[0] for contrast in self.all_contrasts for arm in contrast}
+        return sum(
+            max(0, len(grid.seeds) * (self.folds or 1) * max(1, len(grid.rates(arm))) - ended.get(arm, 0))
+            for grid in self.grids.values()
+            for arm in named & grid.arms.keys()
+        )
 
     def _check_references(self) -> None:
         """Raise `ValueError` for a name that is no arm, nor an arm at one of its rates."""
