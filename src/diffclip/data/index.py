@@ -13,28 +13,24 @@ import hashlib
 import json
 import os
 import posixpath
-import re
 import sys
 import tarfile
-import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffclip.data.images import IMAGE, is_hidden
+from diffclip.data.members import Entry, Position, group_members
 from diffclip.data.workers import map_processes
 from diffclip.errors import InputError
 from diffclip.files import cache_folder, cores, write_atomically
 
 INDEX_FOLDER = "diffclip-index"
-MASK, SEGMENTS = "mask.png", "seg.png"
-"""The endings of an object mask and of a class mask."""
 BLOCK = 512
 # Limit for the zeros after the last member: GNU tar pads to 10 KiB, or to the size that `-b` sets.
 _PADDING = 1 << 20
@@ -45,14 +41,6 @@ _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"
 _FORMAT = 7
 # Number of links that may lead from one to the next, as in Linux.
 _LINKS = 40
-_METADATA = re.compile(r"__.*__")
-
-Position = tuple[int, int]
-"""The block and the size of a member."""
-Entry = tuple[str, Position]
-"""The path of a member, and its position."""
-Sample = tuple[str, dict[str, Position]]
-"""A key, and the position of the member with each ending."""
 
 
 @lru_cache
@@ -108,7 +96,7 @@ def scan(path: Path) -> Index:
     except OSError as error:
         entries, links, fault = [], [], f"cannot be read ({error.strerror or error})"
     unread = _follow_links(entries, links)
-    samples, repeated = _group(entries)
+    samples, repeated = group_members(entries)
     if entries and not samples:
         fault = fault or f"has no file that is named KEY.ENDING, the first is {entries[0][0]!r}"
     if fault and fault.startswith(_CUT):
@@ -188,64 +176,6 @@ def _follow_links(entries: list[Entry], links: list[tuple[str, str]]) -> list[st
         else:
             unread.append(name)
     return unread
-
-
-def _group(entries: list[Entry]) -> tuple[list[Sample], list[str]]:
-    """Group members by key into samples. A second member with an ending begins another sample of its key; these keys
-    are returned too."""
-    samples: list[Sample] = []
-    last: dict[str, dict[str, Position]] = {}
-    repeated: dict[str, None] = {}
-    for path, position in entries:
-        folder, _, name = path.rpartition("/")
-        stem, _, ending = name.partition(".")
-        parts = [*folder.split("/"), name] if folder else [name]
-        # webdataset's own members, such as `__index__.json` or `__meta__/…`, are not of a sample either
-        if not stem or not ending or any(map(is_hidden, parts)) or _METADATA.fullmatch(parts[0]):
-            continue
-        key, ending = f"{folder}/{stem}" if folder else stem, ending.lower()
-        if ending in last.get(key, ()):
-            repeated[key] = None
-        if key not in last or ending in last[key]:
-            last[key] = {}
-            samples.append((key, last[key]))
-        last[key][ending] = position
-    if any(_has_image(members) for _, members in samples):
-        for short_name in _SHORT_NAMES:
-            samples = _join_images(samples, short_name)
-    return samples, list(repeated)
-
-
-# Names by which an image and its texts are one sample: in one form of Unicode, without the first folder (`images/a.jpg`
-# and `texts/a.txt`), without the last folder, without any.
-_SHORT_NAMES: tuple[Callable[[str], str], ...] = (
-    partial(unicodedata.normalize, "NFC"),
-    lambda key: key.partition("/")[2] or key,
-    lambda key: "/".join([*key.split("/")[:-2], os.path.basename(key)]),
-    os.path.basename,
-)
-
-
-def _join_images(samples: list[Sample], short_name: Callable[[str], str]) -> list[Sample]:
-    """Join an image with members elsewhere that have its short name, unless there are several images to choose from, or
-    two members with one ending."""
-    if all(_has_image(members) for _, members in samples):
-        return samples
-    groups: dict[str, list[dict[str, Position]]] = {}
-    for key, members in samples:
-        groups.setdefault(short_name(key), []).append(members)
-    for group in groups.values():
-        images, endings = [*filter(_has_image, group)], [ending for members in group for ending in members]
-        if len(images) == 1 and len(set(endings)) == len(endings):
-            for members in group:
-                if members is not images[0]:
-                    images[0].update(members)
-                    members.clear()
-    return [(key, members) for key, members in samples if members]
-
-
-def _has_image(members: Iterable[str]) -> bool:
-    return any(ending.rpartition(".")[2] in IMAGE and ending not in (MASK, SEGMENTS) for ending in members)
 
 
 def write_index(file: Path, index: Index) -> None:

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 
 from diffclip.data.evaluation_set import EvaluationSet, read_answers
 from diffclip.data.images import ORIENTATION, orientation_of
-from diffclip.data.index import MASK, SEGMENTS
+from diffclip.data.members import MASK, SEGMENTS
 from diffclip.data.pairs import PairKeys
 from diffclip.data.tar_set import TarSample, TarSet
 from diffclip.errors import Fault, InputError, sample_fault

@@ -1,20 +1,90 @@
-"""Choose the members of a tar sample to read, by the endings of their names."""
+"""Group the members of a tar into samples by their names, and choose the members of a sample to read by the endings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from diffclip.data.images import IMAGE
+from diffclip.data.images import IMAGE, is_hidden
 
+MASK, SEGMENTS = "mask.png", "seg.png"
+"""The endings of an object mask and of a class mask."""
+Position = tuple[int, int]
+"""The block and the size of a member."""
+Entry = tuple[str, Position]
+"""The path of a member, and its position."""
+Sample = tuple[str, dict[str, Position]]
+"""A key, and the position of the member with each ending."""
 Labels = tuple[str, ...]
 _USUAL = {*IMAGE, "txt", "json", "cls"}
+_METADATA = re.compile(r"__.*__")
 ENDINGS_ADVICE = (
     "an ending starts at the first dot of the file's name; rename the files, or give the endings or patterns such as "
     "'*.jpg' to train on as data.image_key and data.text_key"
 )
+
+
+def group_members(entries: list[Entry]) -> tuple[list[Sample], list[str]]:
+    """Group members by key into samples. A second member with an ending begins another sample of its key; these keys
+    are returned too."""
+    samples: list[Sample] = []
+    last: dict[str, dict[str, Position]] = {}
+    repeated: dict[str, None] = {}
+    for path, position in entries:
+        folder, _, name = path.rpartition("/")
+        stem, _, ending = name.partition(".")
+        parts = [*folder.split("/"), name] if folder else [name]
+        # webdataset's own members, such as `__index__.json` or `__meta__/…`, are not of a sample either
+        if not stem or not ending or any(map(is_hidden, parts)) or _METADATA.fullmatch(parts[0]):
+            continue
+        key, ending = f"{folder}/{stem}" if folder else stem, ending.lower()
+        if ending in last.get(key, ()):
+            repeated[key] = None
+        if key not in last or ending in last[key]:
+            last[key] = {}
+            samples.append((key, last[key]))
+        last[key][ending] = position
+    if any(_has_image(members) for _, members in samples):
+        for short_name in _SHORT_NAMES:
+            samples = _join_images(samples, short_name)
+    return samples, list(repeated)
+
+
+# Names by which an image and its texts are one sample: in one form of Unicode, without the first folder (`images/a.jpg`
+# and `texts/a.txt`), without the last folder, without any.
+_SHORT_NAMES: tuple[Callable[[str], str], ...] = (
+    partial(unicodedata.normalize, "NFC"),
+    lambda key: key.partition("/")[2] or key,
+    lambda key: "/".join([*key.split("/")[:-2], os.path.basename(key)]),
+    os.path.basename,
+)
+
+
+def _join_images(samples: list[Sample], short_name: Callable[[str], str]) -> list[Sample]:
+    """Join an image with members elsewhere that have its short name, unless there are several images to choose from, or
+    two members with one ending."""
+    if all(_has_image(members) for _, members in samples):
+        return samples
+    groups: dict[str, list[dict[str, Position]]] = {}
+    for key, members in samples:
+        groups.setdefault(short_name(key), []).append(members)
+    for group in groups.values():
+        images, endings = [*filter(_has_image, group)], [ending for members in group for ending in members]
+        if len(images) == 1 and len(set(endings)) == len(endings):
+            for members in group:
+                if members is not images[0]:
+                    images[0].update(members)
+                    members.clear()
+    return [(key, members) for key, members in samples if members]
+
+
+def _has_image(members: Iterable[str]) -> bool:
+    return any(ending.rpartition(".")[2] in IMAGE and ending not in (MASK, SEGMENTS) for ending in members)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 from diffclip.data.evaluation_set import EvaluationSet, Kind, read_answers
 from diffclip.data.images import IMAGE, image_files
-from diffclip.data.index import MASK, SEGMENTS, open_indexes
+from diffclip.data.index import open_indexes
 from diffclip.data.masks import CROWD, label_of, masked_set
-from diffclip.data.members import Members
+from diffclip.data.members import MASK, SEGMENTS, Members
 from diffclip.data.open_published import open_choices, open_files
 from diffclip.data.pairs import PairKeys
 from diffclip.data.published_sets import BUILT_IN, PUBLISHED, has_shards, is_there, parts_of, set_folder
