@@ -63,13 +63,9 @@ def test_pairs_take_paths_lists_ranges_and_weighted_sources(paths: list[Path], t
     assert Pairs(f"{tmp_path}/{{0..2}}.tar").tars.layout.total == 7
     with pytest.raises(InputError, match="no shards given"):
         Pairs(SimpleNamespace(shards=[], weight=1.0))
-
-
-@WINDOWS
-def test_no_usable_sample_is_an_error(tmp_path: Path, window: int | None) -> None:
-    path = write_shard(tmp_path / "0.tar", 2, changes={0: {"txt": None}, 1: {"jpg": None}})
-    with pytest.raises(InputError, match=rf"no sample in {path} has image and caption \(first: {path}"):
-        Pairs(tmp_path, window=window)
+    for joined in (f"{path}::{pair[0]}", "https://me:key@host/0.tar::https://host/1.tar"):
+        with pytest.raises(InputError, match=r"1\.tar names several shards: several are a list in a recipe"):
+            Pairs(joined)
 
 
 @WINDOWS

@@ -73,7 +73,6 @@ def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
         (tmp_path / "empty", "no .tar shards in folder"),
         (tmp_path / "packed", "it has 0.tar.gz, unpack it to a .tar"),
         (tmp_path / "above", f"its folder train has some, give {tmp_path}/above/train"),
-        (f"{tmp_path}/0.tar::{tmp_path}/1.tar", "several are a list in a recipe"),
         ("pipe:aws s3 cp s3://b/0.tar -", "commands are not run, give the address that it reads"),
     ):
         with pytest.raises(InputError) as raised:

@@ -159,7 +159,8 @@ def _opened(address: str) -> Iterator[tuple[Any, str]]:
     except DiffCLIPError:
         raise
     except (ImportError, ValueError) as error:
-        raise InputError(f"{name} cannot be read ({hide_secrets(str(error))}): check the address") from None
+        advice = "install this package" if isinstance(error, ImportError) else "check the address"
+        raise InputError(f"{name} cannot be read ({hide_secrets(str(error))}): {advice}") from None
     except Exception as error:  # each protocol has errors of its own
         # with http every failure is a FileNotFoundError; only its cause shows if the file is missing
         missing = isinstance(error, FileNotFoundError)

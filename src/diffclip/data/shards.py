@@ -14,6 +14,7 @@ from braceexpand import braceexpand
 
 from diffclip.errors import InputError
 
+SEVERAL = "several are a list in a recipe, '[first, second]', or words"
 MANIFEST = "make-shards.json"
 """The file that `diffclip data make-shards` writes first. The last file is nshards.txt."""
 _PACKED = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$")
@@ -48,8 +49,8 @@ def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
             advice = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
             if missing[0].startswith("pipe:"):
                 advice = "commands are not run, give the address that it reads, such as s3://… or https://…"
-            elif "," in missing[0] or "::" in missing[0]:
-                advice = "several are a list in a recipe, '[first, second]', or words"
+            elif "," in missing[0]:
+                advice = SEVERAL
             raise InputError(f"{missing[0]} does not exist{which}: {advice}")
         for paths in matches.values():
             for path in sorted(map(Path, sorted(paths)), key=natural_key):

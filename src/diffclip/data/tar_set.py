@@ -27,7 +27,7 @@ from diffclip.data.index import (
 from diffclip.data.members import ENDINGS_ADVICE, Members, choose, count_passed_over
 from diffclip.data.order import Layout
 from diffclip.data.remote import RemoteShards, expand_remote, is_remote
-from diffclip.data.shards import expand_shards
+from diffclip.data.shards import SEVERAL, expand_shards
 from diffclip.errors import Fault, InputError, hide_secrets
 from diffclip.files import cache_folder, digest_of
 
@@ -232,6 +232,9 @@ def _find_source(source: Any) -> tuple[list[str], float, list[str]]:
     """Find the names of a source's shards, its weight, and the path or address of each shard."""
     shards, weight = (source.shards, source.weight) if hasattr(source, "shards") else (source, 1.0)
     specs = [str(spec) for spec in (shards if isinstance(shards, list) else [shards])]
+    for spec in specs:
+        if ".tar::" in spec and spec.endswith(".tar"):  # as OpenCLIP joins them
+            raise InputError(f"{hide_secrets(spec)} names several shards: {SEVERAL}")
     expanded = [expand_remote(spec) if is_remote(spec) else map(str, expand_shards(spec)) for spec in specs]
     return specs, weight, [url for urls in expanded for url in urls]
 
