@@ -111,6 +111,9 @@ def test_rate_of_a_run_is_the_best_one_in_the_other_folds(study_file: Callable[.
         ({"sweep": STUDY["sweep"]}, "a study with folds has no scenes and no sweep"),
         ({"epochs": 3}, r"epochs is a key of the training recipe: write it into `change` \(change.epochs="),
         ({"margin": 0.01}, "margin stands in the wrong place: write it into `endpoints.primary.margin`"),
+        ({"seed": 1}, "seed stands in the wrong place: write it into `models.seeds`"),
+        ({"endpoints": {"arm": "CLIP"}}, "arm stands in the wrong place: write it into `endpoints.primary`"),
+        ({"endpoints": {"secondary": [{**RETRIEVAL, "margin": -1}]}}, "margin.points: -1 is not above 0"),
         ({"contrasts": [["CLIP", "CLIP@3e-3"]]}, r"contrasts\[0\] has 'CLIP@3e-3', .* CLIP@1e-3, CLIP@2e-3"),
     ],
 )

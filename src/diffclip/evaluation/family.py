@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from diffclip.evaluation.records import MEASURE
 
@@ -33,6 +33,12 @@ class Share(_Part):
     """A margin as a share of the baseline's value."""
 
     share: float = Field(gt=0, lt=1)
+
+
+Margin = Annotated[
+    Annotated[float, Field(gt=0), Tag("points")] | Annotated[Share, Tag("share")],
+    Discriminator(lambda given: "share" if isinstance(given, (Mapping, Share)) else "points"),
+]
 
 
 class Endpoint(_Part):
@@ -61,7 +67,7 @@ class Endpoint(_Part):
     layer: int | None = None
     head: int | None = None
     map: str | None = None
-    margin: Annotated[float, Field(gt=0)] | Share | None = None
+    margin: Margin | None = None
 
 
 class Primary(Endpoint):

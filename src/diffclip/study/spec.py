@@ -45,7 +45,8 @@ _PLACES = {
     "secondary": "`endpoints.secondary`",
     "margin": "`endpoints.primary.margin`, and a margin for each of `endpoints.secondary`",
     "arms": "`models.arms`, and for factors `ablations.arms`",
-    "seeds": "`models.seeds`, and for the sweep `sweep.seeds`",
+    **dict.fromkeys(("seed", "seeds"), "`models.seeds`, and for the sweep `sweep.seeds`"),
+    **dict.fromkeys(("arm", "against"), "`endpoints.primary`, and pairs of arms into `contrasts`"),
     "suite": "`models.suite`",
 }
 
@@ -58,13 +59,13 @@ class Part(Keys):
     def _find_misplaced(cls, fields: Any) -> Any:
         for key in fields if isinstance(fields, Mapping) else ():
             outer = str(key).partition(".")[0]
+            if outer not in cls.model_fields and outer in _PLACES:
+                raise ValueError(f"{key} stands in the wrong place: write it into {_PLACES[outer]}")
             if outer not in cls.model_fields and outer in Recipe.model_fields:
                 raise ValueError(
                     f"{key} is a key of the training recipe: write it into `change` (change.{key}=… for all runs), or "
                     "into the `change` of an arm"
                 )
-            if outer not in cls.model_fields and outer in _PLACES:
-                raise ValueError(f"{key} stands in the wrong place: write it into {_PLACES[outer]}")
         return fields
 
 
@@ -323,7 +324,8 @@ def read_study(source: str | Path, changes: Iterable[str] = ()) -> Study:
     fields = recipe_fields(path, changes)
     if "models" not in fields:
         raise InputError(
-            f"{path} is not a study, as it has no `models`: use `diffclip train` for the recipe of one run"
+            f"{path} is not a study, as it has no `models`: use `diffclip train` for the recipe of one run, and "
+            "`diffclip report` for comparisons alone"
         )
     load_listed(fields.get("plugins") or (), path)
     study = parse(Study, fields, path, "study", changes)

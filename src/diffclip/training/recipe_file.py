@@ -70,7 +70,7 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
         return path
     names = {file.stem: file for folder in recipe_folders() for file in sorted(folder.glob("**/*.yaml"))}
     # in a checkout, the spec of a study stands beside its results
-    names |= {file.parent.name: file for file in _EXPERIMENTS.glob("*/spec.yaml")}
+    names |= {file.parent.name: file for file in _EXPERIMENTS.glob("study_*/spec.yaml")}
     if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
         return names[path.stem]
     if path.is_dir():
