@@ -137,7 +137,7 @@ def test_a_bare_name_that_two_folders_have_is_refused_with_both(tmp_path, capsys
     for value, name in enumerate(("a/1.png", "b/1.png", "c/2.png")):
         write_gray(source / name, value)
     (source / "captions.csv").write_text("image,caption\n1.png,which\n")
-    with pytest.raises(InputError, match=r"1\.png may be a/1\.png or b/1\.png: give its folder"):
+    with pytest.raises(InputError, match=r"1\.png may be a/1\.png or b/1\.png: give its whole path"):
         make_shards(source, tmp_path / "none", workers=1)
     (source / "captions.csv").write_text("image,caption\n1.png,which\nx/2.png,this\n")
     assert captions_of(source, tmp_path / "shards") == {"this": "2"}
