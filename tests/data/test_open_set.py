@@ -190,6 +190,8 @@ def test_a_set_with_masks_and_no_dataset_type_has_the_kind_masks(tmp_path, class
     write_shard(folder / "test" / "0.tar", 2, changes=dict.fromkeys(range(2), mask))
     data = open_set(folder, "test")
     assert (data.kind, len(data), data.captions) == ("masks", 2, [["a dog"]] * 2)
+    (folder / "dataset_type.txt").write_text("masks")
+    assert open_set(folder, "test").kind == "masks"
     (folder / "dataset_type.txt").write_text("classification")
     assert "has no classnames.txt" in refusal(folder, "test")
     (classes / "classnames.txt").unlink()

@@ -248,7 +248,8 @@ def _arrow(file: Path) -> Iterator[Row]:
                 yield name, texts
     if not has_names:
         raise InputError(
-            f"{file} has no names of images: write its images into a folder, and their names beside the captions"
+            f"{file} has no names of images: write its images into a folder, and their names beside the captions, or "
+            "give the dataset itself to diffclip.train"
         )
 
 

@@ -177,7 +177,8 @@ def _templates(folder: Path) -> list[str]:
 
 
 def _declared_kind(folder: Path) -> Kind:
-    kinds: dict[str, Kind] = {kind: kind for kind in ("classification", "retrieval", "sugarcrepe")}
+    known: tuple[Kind, ...] = ("classification", "retrieval", "masks", "segmentation", "sugarcrepe")
+    kinds: dict[str, Kind] = {kind: kind for kind in known}
     name = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
     if name not in kinds:
         raise InputError(
