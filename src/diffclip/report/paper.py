@@ -8,7 +8,7 @@ import pandas as pd
 
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
 from diffclip.names import DATASETS
-from diffclip.report.frame import Results, values_of
+from diffclip.report.frame import Results
 from diffclip.report.names import in_order, percent
 from diffclip.report.printed import PRINTED, paper_numbers
 from diffclip.report.tables import Table
@@ -24,18 +24,12 @@ _BY_SET = {
         {"text→image": "image retrieval", "image→text": "text retrieval", "zero-shot": "zero-shot"},
     ),
 }
-# Tables 4 and 5: title, and the panel
-_SPREAD = {
-    "linear_probe_spread": ("Linear probing, mean ± sd (%)", "linear probing"),
-    "few_shot_spread": ("Few-shot, mean ± sd (%)", "few-shot"),
-}
 
 
 def paper_tables(results: Results, printed: bool = False) -> list[Table]:
     """Make the paper's tables for which there are results; `printed` adds the paper's own rows, marked (paper)."""
     tables = [_by_set(results, name, printed) for name in _BY_SET]
-    tables += [_pope(results, printed), *(_spread(results, name, printed) for name in _SPREAD)]
-    return [table for table in tables if table is not None]
+    return [table for table in [*tables, _pope(results, printed)] if table is not None]
 
 
 def _panel(results: Results, panel: str) -> pd.DataFrame:
@@ -49,7 +43,10 @@ def _panel(results: Results, panel: str) -> pd.DataFrame:
 
 
 def _by_set(results: Results, name: str, printed: bool) -> Table | None:
-    """Make Table 1 or 2: a row per model and part, a column per set, and the average."""
+    """Make Table 1 or 2: a row per model and part, a column per set, and the average.
+
+    If an evaluation drew several times, a cell has the standard deviation over draws too, as in Tables 4 and 5.
+    """
     title, panels = _BY_SET[name]
     parts = {label: _panel(results, panel) for label, panel in panels.items()}
     sets = _sorted_sets(dataset for part in parts.values() for dataset in part["dataset"])
@@ -60,16 +57,20 @@ def _by_set(results: Results, name: str, printed: bool) -> Table | None:
         # of measures with one name, the one that most models have
         models = part.groupby(["dataset", "measure"])["model"].nunique().sort_values(kind="stable")
         best = models.reset_index("measure")["measure"].groupby("dataset").last()
-        values = values_of(part[part["measure"] == part["dataset"].map(best)])
-        values = values.assign(dataset=values["measure"].map({measure: one for one, measure in best.items()}))
-        means = values.pivot_table(index="model", columns="dataset", values="value").reindex(columns=sets)
-        rows += [[f"{model}, {label}", *map(percent, means.loc[model])] for model in in_order(means.index)]
-        for row in paper_numbers()["tables"][PRINTED[panels[label]]] if printed else ():
+        part = part[part["measure"] == part["dataset"].map(best)]
+        runs = part.groupby(["model", "dataset", "seed", "fold"], dropna=False)["value"].agg(["mean", "std"])
+        spread = 100 * runs.groupby(["model", "dataset"]).mean()
+        cells = {key: _cell(mean, sd) for key, mean, sd in spread.itertuples()}
+        for model in in_order(part["model"].unique()):
+            rows.append([f"{model}, {label}", *(cells.get((model, dataset), "–") for dataset in sets)])
+        tables, name_of_panel = paper_numbers()["tables"], PRINTED[panels[label]]
+        for row in [*tables[name_of_panel], *tables.get(f"{name_of_panel}-seeds", ())] if printed else ():
             has_average = row["values"].keys() <= {*sets, "average"} and len(row["values"]) > 2
             columns = [one if has_average or one != "average" else "" for one in sets]
-            cells = [_cell(row["values"].get(column), row["gains"].get(column)) for column in columns]
-            if set(cells) != {"–"}:
-                rows.append([f"{row['model']}, {row['pretraining']}, {label} (paper)", *cells])
+            own = [_cell(*(row[key].get(column) for key in ("values", "sds", "gains"))) for column in columns]
+            if set(own) != {"–"}:
+                source = "paper, over seeds" if row["sds"] else "paper"
+                rows.append([f"{row['model']}, {row['pretraining']}, {label} ({source})", *own])
     if not rows:
         return None
     content = pd.DataFrame(rows, columns=["model", *(DATASETS.get(dataset, dataset) for dataset in sets)])
@@ -96,34 +97,6 @@ def _pope(results: Results, printed: bool) -> Table | None:
     return Table("pope", "POPE (%)", pd.DataFrame(rows, columns=heads), _note(printed))
 
 
-def _spread(results: Results, name: str, printed: bool) -> Table | None:
-    """Make Table 4 or 5: mean ± standard deviation over the draws of an evaluation, by set."""
-    title, panel = _SPREAD[name]
-    frame = _panel(results, panel)
-    groups = frame.groupby(["dataset", "model", "seed"], dropna=False, sort=False)
-    spread = groups.agg(
-        mean=("value", "mean"), std=("value", "std"), count=("value", "size"), draws=("draw", "count")
-    )
-    if not (spread["draws"] > 1).any():
-        return None
-    spread = spread[spread["count"].gt(1) | spread["draws"].eq(0)].fillna({"std": 0.0})  # no draws
-    means = (100 * spread).groupby(["dataset", "model"], sort=False)[["mean", "std"]].mean()
-    cells = {key: f"{row['mean']:.1f} ± {row['std']:.1f}" for key, row in means.iterrows()}
-    sets = _sorted_sets(dataset for dataset, _ in cells)
-    rows = [
-        [model, *(cells.get((dataset, model), "–") for dataset in sets)]
-        for model in in_order(dict.fromkeys(frame["model"]))
-    ]
-    for row in paper_numbers()["tables"][f"{PRINTED[panel]}-seeds"] if printed else ():
-        known = {key: f"{value:.1f} ± {row['sds'][key]:.1f}" for key, value in row["values"].items()}
-        if known.keys() & set(sets):
-            label = f"{row['model']}, {row['pretraining']} (paper)"
-            rows.append([label, *(known.get(dataset, "–") for dataset in sets)])
-    note = "Standard deviation over repetitions of the evaluation of one model, as in the paper's Appendix B."
-    heads = ["model", *(DATASETS.get(dataset, dataset) for dataset in sets)]
-    return Table(name, title, pd.DataFrame(rows, columns=heads), note)
-
-
 def _sorted_sets(sets: Iterable[str]) -> list[str]:
     """Sort sets as the paper does, then others, and the average last."""
     order = list(DATASETS)
@@ -132,14 +105,14 @@ def _sorted_sets(sets: Iterable[str]) -> list[str]:
     return found
 
 
-def _cell(value: float | None, gain: float | None = None) -> str:
-    """Write a value in percent with a gain in points: "76.2 (+3.7)"."""
-    text = "" if value is None else f"{value:.1f}"
-    brackets = "" if gain is None else f"({percent(gain / 100, sign=True)})"
-    return " ".join(filter(None, (text, brackets))) or "–"
+def _cell(value: float | None, sd: float | None = None, gain: float | None = None) -> str:
+    """Write a value in percent with a standard deviation and a gain in points: "76.2 ± 0.1", "76.2 (+3.7)"."""
+    parts = [(value, "{:.1f}"), (sd, "± {:.1f}")]
+    texts = [form.format(number) for number, form in parts if number is not None and not pd.isna(number)]
+    return " ".join([*texts, *([] if gain is None else [f"({percent(gain / 100, sign=True)})"])]) or "–"
 
 
 def _note(printed: bool) -> str:
     paper = paper_numbers()
     note = f"Rows marked (paper): {paper['paper']}; {paper['architecture']}; in brackets the gain over CLIP."
-    return note if printed else ""
+    return f"{note} ±: over draws." if printed else ""
