@@ -270,11 +270,11 @@ def run_facts(run: Run) -> dict[str, str]:
 
 
 def _list_facts(facts: dict[str, Any]) -> str:
-    """List named values that are known: lists without brackets, memory in GiB."""
+    """List named values that are known: lists without brackets, data sources as specs, memory in GiB."""
     texts = []
     for name, value in facts.items():
         if isinstance(value, (list, tuple)):
-            value = ", ".join(map(str, value))
+            value = ", ".join(str(item["spec"] if isinstance(item, dict) else item) for item in value)
         elif isinstance(value, int) and "memory" in name:
             value = f"{value / 2**30:.1f} GiB"
         texts += [f"{name} {value}"] if value is not None else []

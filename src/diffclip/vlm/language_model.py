@@ -83,7 +83,7 @@ def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
             save_steps=max(1, settings.steps // 8),
         )
         model = _make_untrained(tokenizer, settings)
-        fit(run, model, lessons, tokenizer.pad_token_id, arguments, stop, resume=True)
+        fit(run, model, lessons, tokenizer.pad_token_id, _LENGTH, arguments, stop, resume=True)
         with write_atomically(folder) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)

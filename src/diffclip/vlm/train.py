@@ -95,7 +95,8 @@ def train_stage(
         lengths = conversations.token_counts(template, image_tokens(processor), recipe.max_length)
         order = training_order(lengths, conversations.has_image(), part.batch_size, recipe.seed, part.epochs)
         dataset = ConversationSet(conversations, order, part.images, processor, template, recipe.max_length)
-        trainer = fit(run, model, dataset, processor.tokenizer.pad_token_id or 0, arguments, stop, resume)
+        padding, longest = processor.tokenizer.pad_token_id or 0, recipe.max_length
+        trainer = fit(run, model, dataset, padding, longest, arguments, stop, resume)
         if is_first:
             save_vlm(trainer.model, processor, run / MODEL_FOLDER)
         trainer.accelerator.wait_for_everyone()
