@@ -69,7 +69,7 @@ def run_demo(
     compared = (*MODELS, *own)
     names = [model if seed == 0 else f"{model}-s{seed}" for seed, model in product(range(seeds), compared)]
     waiting = [name for name in names if not (folder / name / RESULTS_FILE).is_file()]
-    seconds = _estimate_seconds(scenes, compared[-1]) if waiting else 0.0
+    seconds = estimate_seconds(recipe_on_scenes(scenes, compared[-1], 0), _TRAIN) if waiting else 0.0
     if waiting:
         say(
             f"{len(waiting)} models to train: about {duration(len(waiting) * seconds)}, with a page after each"
@@ -91,11 +91,9 @@ def run_demo(
     return page, records
 
 
-def _estimate_seconds(scenes: Path, model: str) -> float:
-    """Estimate the seconds that a model takes: a few timed steps, times the steps of the training."""
-    recipe = _recipe(scenes, model, 0)
-    rate = measure_rate(recipe, pick_device("auto"), recipe.batch_size)
-    return recipe.epochs * _TRAIN / rate
+def estimate_seconds(recipe: Recipe, samples: int) -> float:
+    """Estimate the seconds of a training on `samples`: a few timed steps, times the steps of the training."""
+    return recipe.epochs * samples / measure_rate(recipe, pick_device("auto"), recipe.batch_size)
 
 
 def _write_page(
@@ -139,10 +137,11 @@ def train_on_scenes(
 ) -> None:
     """Train `model` in the folder `run`, with `changes` to the recipe. Continue a stopped run; skip a finished one."""
     say(f"{run.name}: training in {run}")
-    train(_recipe(scenes, model, seed, changes), run, resume=True)
+    train(recipe_on_scenes(scenes, model, seed, changes), run, resume=True)
 
 
-def _recipe(scenes: Path, model: str, seed: int, changes: Sequence[str] = ()) -> Recipe:
+def recipe_on_scenes(scenes: Path, model: str, seed: int, changes: Sequence[str] = ()) -> Recipe:
+    """Read the recipe of the demo for a model and its seed, with paths of the scenes and `changes`."""
     paths = {split: json.dumps(str(scenes / "captions" / split)) for split in ("train", "val")}
     data = [f"data.{split}={path}" for split, path in paths.items()]
     return read_recipe(RECIPE, [f"model={model}", f"seed={seed}", *data, *changes])

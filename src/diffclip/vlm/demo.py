@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,13 +19,14 @@ from typing import Any
 import torch
 
 from diffclip.data.workers import Progress
-from diffclip.demo import MODELS, train_on_scenes
+from diffclip.demo import MODELS, estimate_seconds, recipe_on_scenes, train_on_scenes
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.report.page import write_report
 from diffclip.scenes import write_scenes
 from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.write import write_questions
+from diffclip.training.logging import duration
 from diffclip.vlm.evaluate import evaluate_models
 from diffclip.vlm.language_model import LanguageSettings, make_language_model
 from diffclip.vlm.pope import open_questions
@@ -34,6 +36,7 @@ from diffclip.vlm.train import is_finished, train_stage
 
 RECIPE = "vlm_scenes"
 _SIZE, _SEED = 64, 0
+_WHOLE = 2.7  # time of all parts over the time of the towers, on one core
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,25 @@ def run_vlm_demo(
         StoppedError: a signal asked to stop a training; the next call continues it.
     """
     settings = settings or DemoSettings()
+    scenes, pairs = folder / "scenes", list(product(seeds, MODELS))
+    counts = {"size": _SIZE, "train": settings.train, "val": settings.val, "test": settings.test}
+    with showing("scenes") as progress:
+        drawn = write_scenes(scenes, **counts, seed=_SEED, workers=2, progress=progress)
+    say(f"scenes: {'made' if drawn else 'reusing'} {scenes}")
+    runs = [folder / f"{model}-s{seed}-stage{STAGES[-1]}" for seed, model in pairs]
+    waiting = sum(not is_finished(run) for run in runs)
+    if waiting:
+        tower = recipe_on_scenes(scenes, MODELS[-1], _SEED, settings.tower)
+        seconds = waiting * _WHOLE * estimate_seconds(tower, settings.train)
+        say(f"{waiting} models to train, and their language model: about {duration(seconds)} in all")
     _make_data(folder, settings, say, showing)
-    runs = [_train_model(folder, model, seed, say, settings) for seed in seeds for model in MODELS]
+    for run, (seed, model) in zip(runs, pairs, strict=True):
+        started, is_new = time.monotonic(), not is_finished(run)
+        _train_model(folder, model, seed, say, settings)
+        waiting -= is_new
+        if waiting:
+            seconds = waiting * (time.monotonic() - started)
+            say(f"{run.name} is there, about {duration(seconds)} for {waiting} more, and the questions")
     results = ResultsFile(folder / "pope.jsonl")
     records: list[Record] = []
     for blind, topic in product((True, False), TOPICS):
@@ -93,7 +113,7 @@ def _make_data(
     say: Callable[[str], None],
     showing: Callable[[str], AbstractContextManager[Progress]],
 ) -> None:
-    """Make what all seeds share: scenes, conversations, questions and the language model."""
+    """Make what all seeds share besides the scenes: conversations, questions and the language model."""
 
     def make(part: str, path: Path, last_file: str, write: Callable[..., object], *sizes: Any) -> None:
         is_new = not (path / last_file).exists()
@@ -102,10 +122,6 @@ def _make_data(
                 write(path, *sizes, progress)
         say(f"{part}: {'made' if is_new else 'reusing'} {path}")
 
-    counts = {"size": _SIZE, "train": settings.train, "val": settings.val, "test": settings.test}
-    with showing("scenes") as progress:
-        drawn = write_scenes(folder / "scenes", **counts, seed=_SEED, workers=2, progress=progress)
-    say(f"scenes: {'made' if drawn else 'reusing'} {folder / 'scenes'}")
     talks = (settings.talked, settings.talks, _SIZE, _SEED)
     make("conversations", folder / "conversations", STAGE_FILES[-1], write_conversations, *talks)
     for topic in TOPICS:
@@ -117,9 +133,8 @@ def _make_data(
 
 def _train_model(
     folder: Path, model: str, seed: int, say: Callable[[str], None], settings: DemoSettings
-) -> Path:
-    """Train a tower and both stages; return the run of stage 2. The seed decides the tower, the connector and the order
-    of samples."""
+) -> None:
+    """Train a tower and both stages. The seed decides the tower, the connector and the order of samples."""
     tower, talks = folder / f"{model}-s{seed}", folder / "conversations"
     train_on_scenes(tower, folder / "scenes", model, seed, say, settings.tower)
     runs = [folder / f"{tower.name}-stage{stage}" for stage in STAGES]
@@ -132,4 +147,3 @@ def _train_model(
         say(f"{run.name}: {'reusing' if is_finished(run) else 'training in'} {run}")
         if not is_finished(run):
             train_stage(recipe, stage, run, resume=True, say=say)
-    return runs[-1]
