@@ -138,10 +138,13 @@ def explain(error: ValidationError, known: str | None = None) -> str:
         words = _FAULTS.get(fault["type"], fault["msg"].replace("{", "{{").replace("}", "}}"))
         message = words.format(value=fault["input"], **fault.get("ctx", {}))
         fields.setdefault(message, []).append("" if field == known else field)
-    messages = [
-        ": ".join(filter(None, (" and ".join(filter(None, names)), message)))
-        for message, names in fields.items()
-    ]
+    messages = []
+    for message, found in fields.items():
+        names = list(filter(None, found))
+        if len(names) > 1:
+            names = [f"{', '.join(names[:-1])} and {names[-1]}"]
+            message = message.replace("is ", "are ", 1) if message.startswith("is ") else message
+        messages.append(": ".join([*names, message]))
     rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
     return "; ".join(messages[:_NAMED_FAULTS]) + rest
 
@@ -154,7 +157,7 @@ def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str
     close = (
         longer
         if 0 < len(longer) <= _OFFERED
-        else difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.5)
+        else difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.6)
     )
     otherwise = otherwise or f"choose from: {', '.join(lowered.values())}"
     hint = f"did you mean {' or '.join(repr(lowered[option]) for option in close)}?" if close else otherwise

@@ -87,7 +87,9 @@ def explain_disk_errors(target: Path) -> Iterator[None]:
         fault = f"cannot write {target}: {error.strerror}; choose another place"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fault = f"no space left on device while writing {target}: free some space or choose another place"
-        elif error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
+        elif error.errno == errno.ENOTDIR:
+            fault = f"cannot write {target}: a file is in the way, where the path needs a folder"
+        elif error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY):
             fault = f"cannot write {target}: a file or folder of that name is in the way"
         raise InputError(fault) from error
 

@@ -61,7 +61,7 @@ def _import(source: str, file: Path | None) -> None:
             spec.loader.exec_module(module)
     except Exception as error:
         _loading.discard(source)
-        if isinstance(error, ModuleNotFoundError) and error.name == source:
+        if isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}."):
             raise InputError(
                 f"plugin {source}: there is no such module; give FILE.py or an installed module"
             ) from None

@@ -158,7 +158,7 @@ LATER = [
     ("data make-scenes new --size 1000000", "size 1000000 is too large"),
     ("data make-scenes new --val 0", "val 0 is too few"),
     ("data make-scenes drawn", "drawn holds other things (captions)"),
-    ("data make-scenes other.csv", "a file or folder of that name is in the way"),
+    ("data make-scenes other.csv", "a file is in the way, where the path needs a folder"),
     ("data make-shards none new", "none is not a folder"),
     ("data make-shards photos new", "has no file of captions: name one"),
     ("data make-shards photos new --captions other.csv", "none of 1 images is in"),
