@@ -115,6 +115,7 @@ LATER = [
     ("train scenes_demo --json", "--json belongs to --dry-run"),
     ("train scenes_demo --gpu l4", "--gpu belongs to --dry-run"),
     ("study flickr8k_cpu", "is not a study, as it has no `models`"),
+    ("classify photos --labels other.csv --model model", "right: write @other.csv for the labels in this file"),
     ("classify photos --labels a,b --model model --template x", "'x' has no place for the label: write {c}"),
     ("attend photos/red.png --model model --output photos/red.png", "is an input, which would be lost"),
     ("attend photos --model model --head 2", "DiffCLIP has no head 2: they are numbered from 1 to 1"),
