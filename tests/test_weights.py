@@ -288,6 +288,10 @@ def scripted(file: Path) -> Path:
         (lambda d: scripted(d / "jit.pt"), "is a TorchScript archive, which holds code"),
         (lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.6), "cut.pt"),
         (lambda d: (d / "a.safetensors").write_text("none") and d / "a.safetensors", "safetensors"),
+        (
+            lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.1),
+            "cut.pt is not a file of torch.save, is damaged",
+        ),
         (lambda d: (d / "text.pt").write_text("hello world\n") and d / "text.pt", "not a file of torch.save"),
         (lambda d: torch.save([1, 2], d / "list.pt") or d / "list.pt", "no state_dict"),
         (lambda d: torch.save({"a": 1}, d / "dict.pt") or d / "dict.pt", "no state_dict, its keys are a"),

@@ -53,7 +53,7 @@ def read_pickle(path: Path) -> Any:
         try:
             # files of torch < 1.6 are no archives and cannot be mapped
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-        except OSError as error:
+        except PermissionError as error:
             raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
         except Exception:  # of many kinds: whatever the first bytes mean as a pickle
             unsafe: list[str] = []

@@ -199,7 +199,7 @@ def test_open_clip_weights_are_read_by_architecture_and_file(tiny: Path, between
     assert (ours.config.preprocess.resize, ours.config.preprocess.interpolation) == (None, "bicubic")
     half = tiny.with_name("half.pt")
     half.write_bytes(tiny.read_bytes()[:5000])
-    with pytest.raises(InputError, match=r"half\.pt is not a file of torch.save, is damaged"):
+    with pytest.raises(InputError, match=r"half\.pt cannot be read"):
         load_clip(f"open_clip:tiny/{half}")
 
 
