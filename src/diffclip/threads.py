@@ -1,4 +1,4 @@
-"""How threads of torch wait. `import diffclip` imports this first."""
+"""The waiting of torch's threads: passive, which has to be set before torch loads. `diffclip` imports this first."""
 
 import os
 import sys

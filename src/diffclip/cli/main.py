@@ -105,9 +105,9 @@ def main() -> NoReturn:
 
 def _describe_failure(error: Exception) -> tuple[str, int] | None:
     """Return the line and the exit code for an expected failure; None for a fault of this program."""
-    if isinstance(error, TyperException):
-        from pydantic import ValidationError
+    from pydantic import ValidationError
 
+    if isinstance(error, TyperException):
         cause = error.__cause__
         if isinstance(error, typer.BadParameter) and error.param and isinstance(cause, ValidationError):
             return f"{error.param.opts[0]}: {explain(cause)}", error.exit_code
@@ -122,10 +122,8 @@ def _describe_failure(error: Exception) -> tuple[str, int] | None:
     # torch raises this in its handler of SIGCHLD, so it may come from any place in the program
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
         return f"a data worker died, use fewer if memory is short: {error}", 1
-    if isinstance(error, ValueError):
-        from pydantic import ValidationError
-
-        return (f"{error.title}: {explain(error)}", 2) if isinstance(error, ValidationError) else None
+    if isinstance(error, ValidationError):
+        return f"{error.title}: {explain(error)}", 2
     return None
 
 

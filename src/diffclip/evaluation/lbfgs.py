@@ -65,9 +65,8 @@ class _History:
     form of Byrd, Nocedal and Schnabel (1994), equation 3.1."""
 
     def __init__(self, start: Vector) -> None:
-        self._pairs = np.empty(
-            (2, HISTORY, start.size), start.dtype
-        )  # S and Y; the newest takes the oldest's place
+        # S and Y; the newest takes the oldest's place
+        self._pairs = np.empty((2, HISTORY, start.size), start.dtype)
         self._products = np.zeros((2, HISTORY, HISTORY))  # SYᵀ and YYᵀ, from the oldest to the newest
         self._added, self._order = 0, np.arange(0)  # the places of the pairs, from the oldest to the newest
 

@@ -128,10 +128,8 @@ def _comparison_note(verdicts: pd.DataFrame, has_paper: bool, by: str, declared:
     words = {"paired": "a paired t test where runs are pairs", "welch": "Welch's t test over all runs"}
     test = " and ".join(text for name, text in words.items() if name in tests)
     note = "Shares in percent, differences in points. " if shares.any() else ""
-    note += (
-        f"Test: {test}, two-sided; intervals and p are about other training runs at the same rates and on "
-    )
-    note += "the same test items. "
+    note += f"Test: {test}, two-sided; intervals and p are about other training runs at the same rates "
+    note += "and on the same test items. "
     note += f"p: corrected over {'the declared family' if declared else 'the measures of a model'} (Holm)"
     note += ", except the primary endpoint, tested at 5 %." if verdicts["primary"].any() else "."
     if verdicts["pooled"].any():
