@@ -30,6 +30,7 @@ from diffclip.cli.report import report
 from diffclip.cli.study import study
 from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
+from diffclip.data.workers import describe_dead_worker
 from diffclip.errors import DiffCLIPError, RankError, explain
 from diffclip.files import printable
 from diffclip.version import __version__
@@ -119,9 +120,8 @@ def _describe_failure(error: Exception) -> tuple[str, int] | None:
         if error.filename is None:
             return f"cannot read or write: {reason}; check where the output goes and the space there", 2
         return f"cannot read or write {error.filename}: {reason}; check the path and its permissions", 2
-    # torch raises this in its handler of SIGCHLD, so it may come from any place in the program
-    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
-        return f"a data worker died, use fewer if memory is short: {error}", 1
+    if isinstance(error, RuntimeError) and (death := describe_dead_worker()) is not None:
+        return death, DiffCLIPError.exit_code
     if isinstance(error, ValidationError):
         return f"{error.title}: {explain(error)}", 2
     return None

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from diffclip.errors import DiffCLIPError
 
@@ -20,6 +22,8 @@ Argument = TypeVar("Argument")
 Found = TypeVar("Found")
 Progress = Callable[[str, int, int | None], None]
 """Called with the name of what is counted, the number done since the last call, and the total (None: unknown)."""
+
+_started: WeakSet[Any] = WeakSet()  # the workers of all loaders
 
 
 def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
@@ -85,29 +89,40 @@ def watch_batches(loader: DataLoader[Any]) -> Iterator[Any]:
     An error in place of a batch is raised.
     """
     batches = iter(loader)
+    workers = getattr(batches, "_workers", [])
+    _started.update(workers)
+    asked = time.monotonic()
     try:
         for batch in batches:
             if isinstance(batch, DiffCLIPError):
                 raise batch
             yield batch
+            asked = time.monotonic()
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        if reason.startswith("DataLoader worker (pid"):
-            raise DiffCLIPError(
-                f"a data worker died ({reason}): was memory short, or a container's shared memory? Use fewer workers"
-            ) from error
-        if reason.startswith("DataLoader timed out"):
-            _terminate(batches)
+        if (death := describe_dead_worker()) is not None:
+            raise DiffCLIPError(death) from error
+        if loader.timeout and time.monotonic() - asked >= loader.timeout:
+            _terminate(workers)
             raise DiffCLIPError(
                 f"no data came for {loader.timeout:g} seconds: check the disks, or raise data.timeout"
             ) from error
         raise
     except KeyboardInterrupt:
-        _terminate(batches)
+        _terminate(workers)
         raise
 
 
-def _terminate(batches: Any) -> None:
+def describe_dead_worker() -> str | None:
+    """Describe a worker of this process that was killed or failed; None if there is none. torch raises a
+    `RuntimeError` without a type of its own about it, wherever the program is when the signal comes."""
+    for worker in _started:
+        if worker.exitcode:
+            ending = f"was killed by signal {-worker.exitcode}" if worker.exitcode < 0 else "failed"
+            return f"a data worker died (it {ending}): is memory short, or shared memory? Use fewer workers"
+    return None
+
+
+def _terminate(workers: Iterable[Any]) -> None:
     """End the workers: otherwise the process would wait for each of them when it ends."""
-    for worker in getattr(batches, "_workers", []):
+    for worker in workers:
         worker.terminate()
