@@ -6,8 +6,8 @@
 # PYTHON (python3) needs the packages of `pip install diffclip`, and Triton. WHEELS may name a folder of unpacked wheels to put on the path.
 # first:  errors, the verdict for `auto`, 40 steps of cc3m_vitb16 with CLIP and DiffCLIP on made shards, then times.
 # second: all models, batches 256 and 1024, inference, compiled ahead in processes with one inductor cache.
-# third:  again what a change of the kernels or their block sizes changes, with cost against length.
-# fourth: block sizes, attention in float32, ncu.
+# third:  again what a change of the kernels changes, with cost against length.
+# fourth: attention in bfloat16 and float32, ncu.
 # Each takes less than ten minutes. DEVICE=cpu rehearses the first two with small models, batches and short rows.
 set -u
 part=first
@@ -21,7 +21,7 @@ export PYTHONUNBUFFERED=1 PYTHONPATH="src${WHEELS:+:$WHEELS}${PYTHONPATH:+:$PYTH
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${TMPDIR:-/tmp}/diffclip-inductor}"
 
 echo "== 0 imports"
-timeout 60 "$python" -c "import benchmarks.training, benchmarks.parity, benchmarks.tuning, benchmarks.attention" || exit 2
+timeout 60 "$python" -c "import benchmarks.training, benchmarks.parity, benchmarks.attention" || exit 2
 
 rm -f "$out/failed.txt"
 began=$(date +%s)
@@ -98,7 +98,6 @@ elif [ "$part" = third ]; then
   bench 200 attention --curve --workers "$workers" --seconds 180
   bench 200 training --models CLIP "DiffCLIP auto" --batch 256 1024 --compile blocks --seconds 190
 else
-  bench 200 tuning --workers "$workers" --seconds 180 --tokens 197 77 4097
   bench 100 attention --workers "$workers" --seconds 80
   bench 50 attention --dtype float32 --largest 200 --workers "$workers" --seconds 35
   ncu=$(command -v ncu || ls /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu 2>/dev/null | tail -1)

@@ -29,7 +29,7 @@ def measure(precision: str, seconds: float) -> float:
 
     recipe = read_recipe("scenes_demo")
     step = Steps(build_model(recipe), torch.device("cpu"), precision)
-    batch = make_batch(recipe.config(), recipe.batch_size)
+    batch = make_batch(recipe.config(), recipe.batch_size, "cpu")
     times, until = [], time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 3:
         started = time.perf_counter()

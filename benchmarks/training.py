@@ -25,8 +25,8 @@ from benchmarks import tables
 from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.models import SDPA, Batch, Steps, compile_blocks, make_batch, make_models
 from diffclip.benchmarking.timing import summarize, take_turns
+from diffclip.training.plan import make_step
 from diffclip.training.recipe import Recipe, read_recipe
-from diffclip.training.step_time import make_step
 
 PRECISION = "bf16"
 _TURN = 2  # timed steps in a turn, after one that warms up

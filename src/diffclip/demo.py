@@ -29,9 +29,9 @@ from diffclip.report.page import Extra, write_report
 from diffclip.scenes import write_scenes
 from diffclip.sources.load import load_clip, load_with_origin, pick_device
 from diffclip.training.logging import duration
+from diffclip.training.plan import measure_steps
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.run import train
-from diffclip.training.step_time import measure_rate
 
 MODELS = ("CLIP", "DiffCLIP")
 RECIPE = "scenes_demo"
@@ -93,7 +93,7 @@ def run_demo(
 
 def estimate_seconds(recipe: Recipe, samples: int) -> float:
     """Estimate the seconds of a training on `samples`: a few timed steps, times the steps of the training."""
-    return recipe.epochs * samples / measure_rate(recipe, pick_device("auto"), recipe.batch_size)
+    return recipe.epochs * samples / measure_steps(recipe, pick_device("auto"), recipe.batch_size)[0]
 
 
 def _write_page(

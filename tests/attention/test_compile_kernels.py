@@ -27,9 +27,9 @@ from benchmarks.compiled import compile_for, launches
 from diffclip.attention.kernels.plan import Problem, table_plan
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
-for *problem, capability, limit in json.loads(sys.argv[1]):
+for *problem, causal, capability, limit in json.loads(sys.argv[1]):
     problem = Problem(*problem)
-    for name, (kernel, given) in launches(problem, table_plan(problem, limit)).items():
+    for name, (kernel, given) in launches(problem, causal, table_plan(problem, limit)).items():
         key_of = create_function_from_signature(kernel.signature, kernel.params, backend)
         sizes = {"tokens", "split"} & set(given)
         keys = {str(key_of(**given | dict.fromkeys(sizes, size))[1]) for size in (1, 16, 197)}

@@ -8,7 +8,8 @@ from torch import Tensor
 from diffclip import differential_attention
 from diffclip.attention.dispatch import differential_attention_packed
 from diffclip.attention.kernels import launch
-from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Blocks, Plan, problem_of, table_plan
+from diffclip.attention.kernels import plan as plans
+from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Blocks, Plan
 
 # an error, because a case that falls back to eager would compare the formula with itself
 pytestmark = pytest.mark.filterwarnings("error:attention backend")
@@ -21,8 +22,8 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     large = Blocks(128, 64, 4, 1)
 
-    def plan_for(q: Tensor, v: Tensor, causal: bool) -> Plan:
-        plan = table_plan(problem_of(q, v, causal))
+    def plan_for(q: Tensor, v: Tensor) -> Plan:
+        plan = plans.plan_for(q, v)
         forward = large if q.shape[-2] > WHOLE_ROW_TOKENS else Blocks(64, 0, 4, 1)
         return Plan(forward, plan.rows, plan.keys) if q.shape[-2] < 50 else Plan(forward, large, large)
 

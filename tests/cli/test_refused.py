@@ -113,7 +113,6 @@ LATER = [
     ("train scenes_demo freeze=visual", "freeze=visual: 'visual' is not a list: write [visual]"),
     ("train scenes_demo --devices two", "--devices two is not a number of processes"),
     ("train scenes_demo --json", "--json belongs to --dry-run"),
-    ("train scenes_demo --gpu l4", "--gpu belongs to --dry-run"),
     ("study flickr8k_cpu", "is not a study, as it has no `models`"),
     (
         "classify photos --labels other.csv --model model",
@@ -154,7 +153,6 @@ LATER = [
     ("report run --tables tables --attention plain", "--attention needs a place for its figures"),
     ("report run --output x.html --attention plain", "none of the runs has a checkpoint"),
     ("report run --output x.html --attention cifar10", "--attention cifar10 is not a folder: give one in"),
-    ("bench --device cpu --tune", "nothing to tune"),
     ("bench --device meta", "use cpu or cuda"),
     ("data check broken --workers 1", "none of 1 samples"),
     ("data check broken --output broken/0.tar", "would replace a shard"),

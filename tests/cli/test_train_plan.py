@@ -35,12 +35,12 @@ def write_recipe(folder: Path, data: dict[str, Any], **changes: Any) -> None:
 
 
 def test_dry_run_prints_the_plan_and_checks_the_data(place: Path) -> None:
-    done = dry_run("--devices", 1, "--gpu", "l4", cwd=place)
+    done = dry_run("--devices", 1, cwd=place)
     assert done.returncode == 0, done.stderr
     for line in (
         "batch 8: 1 process, 8 samples each",
         "attention, beyond a plain layer",
-        "of 22.0 GiB: fits",
+        ", ten timed steps",
         "3 epochs × 2 = 6",
         "training data: 21 samples per epoch in 2 batches, 5 left out of each",
         "training data: 8 of 8 images that were tried can be read",
@@ -56,7 +56,7 @@ def test_dry_run_prints_the_plan_and_checks_the_data(place: Path) -> None:
         "MASTER_ADDR=… MASTER_PORT=29500 NODE_RANK=… diffclip train tiny.yaml lr=0.5 --run "
         "runs/tiny-DiffCLIP-s0 --resume --devices 2 --nodes 4 --strategy auto"
     )
-    options = ["--json", "--devices", 2, "--nodes", 2, "--strategy", "fsdp", "--gpu", "h100"]
+    options = ["--json", "--devices", 2, "--nodes", 2, "--strategy", "fsdp"]
     plan = json.loads(dry_run(*options, cwd=place).stdout)
     assert (plan["world"], plan["strategy"], plan["share"], plan["steps"]) == (4, "fsdp", 2, 6)
     assert plan["data"]["problems"] == []
@@ -67,8 +67,6 @@ def test_dry_run_prints_the_plan_even_if_data_is_missing(tmp_path: Path) -> None
     done = dry_run("--devices", 1, cwd=tmp_path)
     assert done.returncode == 2
     assert "3 epochs × 100 = 300" in done.stdout
-    assert ", ten timed steps" in done.stdout  # a plan for this machine
-    assert "GPU hours" not in done.stdout
     assert "training data: " in done.stderr
     assert "sets/cc3m/train" in done.stderr
 
@@ -93,17 +91,3 @@ def test_dry_run_reports_a_run_folder_in_use(place: Path) -> None:
     (place / "run" / "recipe.yaml").write_text(read_recipe(place / "tiny.yaml").to_yaml())
     assert "run holds a run already: add --resume" in dry_run(*resumed[:-1], cwd=place).stderr
     assert dry_run(*resumed, cwd=place).returncode == 0
-
-
-def test_plan_that_exceeds_gpu_memory_is_refused_with_a_micro_batch(place: Path) -> None:
-    deep = RECIPE["architecture"]["vision"] | {"image_size": 720, "patch_size": 8, "width": 1024, "layers": 2}
-    architecture = RECIPE["architecture"] | {"vision": deep}
-    write_recipe(place, {"train": "train"}, architecture=architecture, batch_size=20)
-    options = ["--devices", 1, "--gpu", "l4", "precision=fp32"]
-    done = dry_run(*options, cwd=place)
-    assert done.returncode == 2
-    assert "of 22.0 GiB: does not fit" in done.stdout
-    assert done.stderr == "diffclip: l4: does not fit into 22 GiB: micro_batch=10 does\n"
-    done = dry_run(*options, "micro_batch=10", cwd=place)
-    assert done.returncode == 0, done.stderr
-    assert "20 samples each in 2 passes of 10" in done.stdout

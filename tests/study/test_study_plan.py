@@ -16,7 +16,6 @@ from diffclip.study.grid import GROUPS, choose, grid_runs, plan, settings_digest
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site, entries_of, unavailable_sets, usual_workers
 from diffclip.study.spec import read_study
-from diffclip.training.plan import plan_run
 from diffclip.training.recipe import read_recipe
 from diffclip.training.recipe_file import find_recipe
 
@@ -142,10 +141,10 @@ def test_spec_beside_the_results_stays_as_it_was_written(
 
 def test_memory_of_a_gpu_limits_the_number_of_workers(study_file, monkeypatch) -> None:
     recipe = read_study(study_file()).recipes["DiffCLIP"]
-    needed = plan_run(recipe)["memory"]["total"]
-    gpu = SimpleNamespace(total_memory=3.5 * needed / 0.9)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
+    gpu = SimpleNamespace(total_memory=3.5 * 2**31 / 0.9)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
+    monkeypatch.setattr("diffclip.study.site.measure_steps", lambda *_: (1.0, 3 * 2**28))  # and CUDA's own
     monkeypatch.setattr("diffclip.study.site.cores", lambda: 16)
     assert (usual_workers("cuda", [recipe]), usual_workers("cpu", [recipe])) == (6, 1)
 

@@ -281,7 +281,7 @@ def test_every_arm_is_timed_and_a_file_is_written(study_file, monkeypatch, tmp_p
     assert [timing["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
     assert read_timing(tmp_path) == timing["arms"]
     fails = Mock(side_effect=torch.OutOfMemoryError)
-    monkeypatch.setattr("diffclip.training.step_time.make_criterion", lambda *_: fails)
+    monkeypatch.setattr("diffclip.training.plan.make_criterion", lambda *_: fails)
     with pytest.raises(DiffCLIPError, match=r"a step of CLIP cannot be timed \(out of memory\)"):
         time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
 

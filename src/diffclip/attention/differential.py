@@ -72,7 +72,6 @@ class DifferentialAttention(LambdaAttention, NormedAttention):
 
     published_names: ClassVar[PublishedNames | None] = {"vision": _SPLIT, "text": _SPLIT}
     recreated_when_published = True
-    planned_as = "softmax"
 
     def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
         super().__init__(dim, num_heads, device=device, **rest)

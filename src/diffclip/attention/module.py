@@ -79,8 +79,6 @@ class SelfAttention(nn.Module, ABC):
     """Names of the parameters in published checkpoints, where they differ from ours; None without published weights."""
     recreated_when_published = False
     """True if the published code makes the tower's blocks anew, with torch's starting values and epsilon."""
-    planned_as: ClassVar[str | None] = None
-    """The kind of attention with a fused kernel that needs as much memory in training as this kind's fused kernel."""
 
     def __init__(
         self,

@@ -8,11 +8,10 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from diffclip.attention import fused
 from diffclip.attention.dispatch import BACKENDS, choose_backend
 from diffclip.benchmarking.operators import (
     AUTO,
@@ -28,11 +27,6 @@ from diffclip.benchmarking.operators import (
     why_not,
 )
 from diffclip.benchmarking.timing import Sampler, describe_error, make_sampler, summarize, take_turns
-from diffclip.errors import InputError
-
-if TYPE_CHECKING:
-    from diffclip.attention.kernels.plan import Plan, Problem
-    from diffclip.attention.kernels.search import Recorder
 
 KINDS = ("forward", "both")
 _MOST_SETS = 8
@@ -203,33 +197,6 @@ def errors_of(names: Sequence[str], inputs: Inputs, device: torch.device) -> lis
         max(float((x - y).norm() / y.norm()) for x, y in zip(results(name, inputs), exact, strict=True))
         for name in names
     ]
-
-
-def tune(
-    shape: Shape, device: torch.device, dtype: torch.dtype, record: Recorder | None = None
-) -> tuple[Problem, Plan]:
-    """Search the block sizes of the fused kernels for `shape`, and keep them in the user's cache folder.
-
-    Args:
-        record: as in `diffclip.attention.kernels.search.search`.
-
-    Raises:
-        InputError: the kernels cannot run on the inputs, or no candidate of some kernel runs.
-    """
-    inputs = make_inputs(shape, device, dtype, seed=0)
-    why = fused.why_not_fused(inputs.q, inputs.v)
-    if why is not None:
-        raise InputError(f"there is nothing to tune, as {why}")
-    from diffclip.attention.kernels import tuning
-    from diffclip.attention.kernels.plan import problem_of
-    from diffclip.attention.kernels.search import search
-
-    problem = problem_of(inputs.q, inputs.v, shape.causal)
-    plan = search(problem, inputs.q, inputs.v, record)
-    if plan is None:
-        raise InputError("some kernel has no block sizes that run on this GPU")
-    tuning.keep(problem, plan, tuning.plan_file(device))
-    return problem, plan
 
 
 def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:

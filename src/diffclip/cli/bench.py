@@ -20,7 +20,6 @@ def bench(
     device: Device = "auto",
     seconds: Annotated[float, typer.Option(min=0.1, help="Time to measure, approximately.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    tune: Annotated[bool, typer.Option("--tune", help="First search the GPU kernels' block sizes.")] = False,
 ) -> None:
     """Measure every attention backend on this machine, and print in one line which one to use.
 
@@ -28,7 +27,7 @@ def bench(
 
     Example: diffclip bench
 
-    Example: diffclip bench --device cuda --tune --json
+    Example: diffclip bench --device cuda --json
 
     The shapes are those of ViT-B/16: 197 tokens with 12 query heads, and 77 causal tokens with 8. Takes under two
     minutes.
@@ -40,21 +39,8 @@ def bench(
         import torch
 
         torch.cuda.set_device(chosen_device)
-    elif tune:
-        raise InputError("--tune has nothing to tune on a CPU: the fused kernels run on a GPU, leave it out")
     from diffclip.benchmarking import attention
 
-    if tune:
-        with show_progress("tune") as progress:
-            for shape in attention.SHAPES["cuda"].values():
-                try:
-                    attention.tune(shape, chosen_device, attention.DTYPES["cuda"])
-                except InputError as error:
-                    raise InputError(f"{error}: leave --tune out") from None
-                progress("towers", 1, len(attention.SHAPES["cuda"]))
-        from diffclip.attention.kernels.tuning import plan_file
-
-        say(f"block sizes kept in {plan_file(chosen_device)}")
     verdicts = judge(chosen_device, seconds / 4) if chosen_device.type == "cuda" else []
     with show_progress("bench") as progress:
         started, reported = time.perf_counter(), 0

@@ -60,14 +60,11 @@ def train(
     ] = "auto",
     accelerator: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="The device.")] = "auto",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the data, print memory and time of the run, and exit.")
-    ] = False,
-    gpu: Annotated[
-        str | None,
+        bool,
         typer.Option(
-            help="With --dry-run: the GPU to plan for, such as h100; default: this machine, by ten timed steps."
+            "--dry-run", help="Check the data, time ten steps, print the plan of the run, and exit."
         ),
-    ] = None,
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
     """Train the model of a recipe, and write its checkpoints, log and report to a folder.
@@ -95,16 +92,15 @@ def train(
     run = run or Path("runs") / f"{Path(source).stem}-{resolved.model}-s{resolved.seed}"
     if devices != "auto" and not (devices.isdecimal() and int(devices)):
         raise InputError(f"--devices {devices} is not a number of processes: give a number or auto")
-    for option, is_given in (("--json", as_json), ("--gpu", gpu is not None)):
-        if is_given and not dry_run:
-            raise InputError(f"{option} belongs to --dry-run: add it, or leave it out")
+    if as_json and not dry_run:
+        raise InputError("--json belongs to --dry-run: add it, or leave it out")
     from diffclip.training.launch import Hardware, launch, launched_sizes
 
     hardware = Hardware("auto" if devices == "auto" else int(devices), nodes, strategy, accelerator)
     if dry_run:
         from diffclip.cli.train_plan import show_dry_run
 
-        show_dry_run(resolved, run, resume, hardware, gpu, as_json)
+        show_dry_run(resolved, run, resume, hardware, as_json)
         if nodes > 1 and not as_json:
             words = ["diffclip", "train", source, *words, "--run", str(run), "--resume"]
             words += ["--devices", devices, "--nodes", str(nodes), "--strategy", strategy]

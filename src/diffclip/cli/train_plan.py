@@ -13,7 +13,7 @@ from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
 from diffclip.files import printable
 from diffclip.training.launch import Hardware
 from diffclip.training.logging import duration
-from diffclip.training.plan import GIB, RunPlan, plan_run
+from diffclip.training.plan import RunPlan, plan_run
 from diffclip.training.recipe import Recipe
 from diffclip.training.run import build_model, load_initial_weights, open_training_data, open_validation_data
 from diffclip.training.run_folder import check_folder, is_started
@@ -22,11 +22,8 @@ from diffclip.training.run_folder import check_folder, is_started
 _READ = 8
 
 
-def show_dry_run(
-    recipe: Recipe, run: Path, resume: bool, hardware: Hardware, gpu: str | None, as_json: bool
-) -> None:
-    """Check the data of a run, and print its plan on this machine, or on GPUs named `gpu`, which need not be here.
-    Write nothing.
+def show_dry_run(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, as_json: bool) -> None:
+    """Check the data of a run, and print its plan for devices like those of this machine. Write nothing.
 
     If the run cannot start, raise the last reason as `InputError`, and print the other reasons on stderr.
     """
@@ -47,9 +44,7 @@ def show_dry_run(
     with _noting(problems):
         check_folder(recipe, run, resume)
     with _noting(problems):
-        plan = plan_run(recipe, world, hardware.strategy, gpu, samples)
-        if not plan["fits"]:
-            problems.append(f"{plan['device']}: {plan['advice']}")
+        plan = plan_run(recipe, world, hardware.strategy, samples)
         if as_json:
             print(json.dumps(plan | {"data": {"found": findings, "problems": problems}}, indent=1))
         else:
@@ -108,7 +103,7 @@ def _look_at_validation_data(recipe: Recipe, findings: list[str]) -> None:
 
 
 def _show_plan(plan: RunPlan) -> None:
-    """Print the plan as one table: parameters, operations per sample, memory of one process, and the run."""
+    """Print the plan as one table: parameters, operations per sample, steps, memory and time."""
     device, world = plan["device"], plan["world"]
     passes = -(-plan["share"] // plan["pass_size"])
     print(
@@ -120,25 +115,19 @@ def _show_plan(plan: RunPlan) -> None:
     rows: list[tuple[str, str] | None] = []
     for title, name, unit, digits in (
         ("parameters", "parameters", 1, 0),
-        ("GFLOP per sample", "flops", 1e9, 2),
-        ("GiB per process", "memory", GIB, 2),
+        ("GFLOP per sample, forward", "flops", 1e9, 2),
     ):
         rows.append((title, ""))
-        rows += [(f"  {part}", f"{value / unit:,.{digits}f}") for part, value in plan[name].items() if value]
+        rows += [(f"  {part}", f"{value / unit:,.{digits}f}") for part, value in plan[name].items()]
         rows.append(None)
     if plan["steps"] is not None:
         rows.append(("samples per epoch", f"{plan['samples_per_epoch']:,}"))
         epochs = plan["steps"] // plan["steps_per_epoch"]
         rows.append(("steps", f"{epochs} epochs × {plan['steps_per_epoch']:,} = {plan['steps']:,}"))
-    needed = f"{plan['memory']['total'] / GIB:,.1f} of {plan['room'] / GIB:,.1f} GiB"
-    rows.append((f"memory of one {device}", f"{needed}: {'fits' if plan['fits'] else 'does not fit'}"))
-    if plan["gpu"]:
-        used = f"{plan['utilization']:.0%} of {plan['tflops']:,.0f} TFLOP/s each"
-        rows.append((f"{world} × {device}, assumed", used))
-        rows.append(("samples per second, at most", f"{plan['samples_per_second']:,.0f}"))
-    else:
-        rows.append((f"{device}, ten timed steps", f"{plan['samples_per_second']:,.0f} samples per second"))
+    if plan["memory"] is not None:
+        rows.append(("memory of one process", f"{plan['memory'] / 2**30:,.1f} GiB"))
+    devices = device if world == 1 else f"{world} × {device}"
+    rows.append((f"{devices}, ten timed steps", f"{plan['samples_per_second']:,.0f} samples per second"))
     if plan["hours"] is not None:
-        gpu_hours = f", {world * plan['hours']:,.1f} GPU hours" if plan["gpu"] else ""
-        rows.append(("time", f"{duration(3600 * plan['hours'])}{gpu_hours}"))
+        rows.append(("time", duration(3600 * plan["hours"])))
     print_table(("", "value"), "lr", rows)

@@ -19,12 +19,15 @@ from diffclip.study.folds import fold_split
 from diffclip.study.grid import GROUPS, Planned
 from diffclip.study.job import Job
 from diffclip.study.spec import Group, Study
-from diffclip.training.plan import plan_run
+from diffclip.training.plan import measure_steps
 from diffclip.training.recipe import Recipe
 
 SCENES = "scenes"
 """The folder below RUNS for the scenes that a study draws."""
 _MAX_PER_GPU = 14  # maximum of runs that share a GPU: a small model leaves most of it idle
+_CUDA_CONTEXT = int(
+    1.25 * 2**30
+)  # bytes beside the tensors of a process: an assumption, 0.7 to 1.5 GiB in practice
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,10 @@ def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
     """Return how many runs of `recipes` suit a device: one on a CPU; on GPUs, what their memory and the cores allow."""
     if device != "cuda":
         return 1
-    memory = 0.9 * torch.cuda.get_device_properties(0).total_memory
-    needed = max(plan_run(recipe)["memory"]["total"] for recipe in recipes)
-    per_gpu = max(1, min(_MAX_PER_GPU, int(memory // needed)))
+    memory, gpu = 0.9 * torch.cuda.get_device_properties(0).total_memory, torch.device(device)
+    needed = max(measure_steps(recipe, gpu, recipe.batch_size)[1] or 0 for recipe in recipes)
+    torch.cuda.empty_cache()
+    per_gpu = max(1, min(_MAX_PER_GPU, int(memory // (needed + _CUDA_CONTEXT))))
     return max(1, min(cores() - 2, per_gpu * len(visible_gpus())))
 
 

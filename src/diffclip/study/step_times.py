@@ -16,8 +16,8 @@ from diffclip.files import write_text
 from diffclip.study.results import TIMING_FILE
 from diffclip.study.spec import Study
 from diffclip.training.about import cpu_name
+from diffclip.training.plan import make_step
 from diffclip.training.recipe import Recipe
-from diffclip.training.step_time import make_step
 
 _STEPS = 3  # per turn, after one step to warm up
 _ROUNDS = 15  # at most

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from diffclip.attention.kernels.keys import backward_keys
 from diffclip.attention.kernels.long import forward_long
-from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Plan, chunks, filled
+from diffclip.attention.kernels.plan import WHOLE_ROW_TOKENS, Plan, chunks, filled, plan_for
 from diffclip.attention.kernels.rows import backward_rows
 from diffclip.attention.kernels.short import forward_short
-from diffclip.attention.kernels.tuning import plan_for
 
 
 def new_kept(v: Tensor, lam: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
@@ -39,7 +38,7 @@ def forward(
     stats, second = new_kept(v, lam, keep)
     if not v.numel():
         return stats, second
-    blocks = (plan or plan_for(q, v, causal)).forward
+    blocks = (plan or plan_for(q, v)).forward
     pairs, query_blocks = batch * heads, triton.cdiv(tokens, blocks.rows)
     arguments = {
         **_tensors(q=q, k=k, v=v, lam=lam, out=out),
@@ -73,7 +72,7 @@ def backward(
     batch, heads, tokens, value = v.shape
     if not v.numel():
         return lam.new_zeros(lam.shape), lam.new_zeros(0) if gain is None else torch.zeros_like(gain)
-    plan = plan or plan_for(q, v, causal)
+    plan = plan or plan_for(q, v)
     do = v.new_empty(v.shape)
     sums = lam.new_empty(batch, heads, tokens, 8)
     programs = batch * heads * triton.cdiv(tokens, plan.rows.rows)

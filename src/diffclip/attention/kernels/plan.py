@@ -1,8 +1,4 @@
-"""Block sizes of the kernels: a table, and the choices that `diffclip bench --tune` measured.
-
-`diffclip bench --tune` searches for the quickest blocks of a shape (some seconds). It keeps them in the user's cache
-folder for each GPU and Triton version, and every later process takes them from there.
-"""
+"""Block sizes of the kernels, by the shape of the inputs and the shared memory of the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from torch import Tensor
 # Rows up to this length may be held whole. For longer rows, forward keeps A2·V, to save backward a loop over the keys.
 WHOLE_ROW_TOKENS = 256
 KERNELS = ("forward", "rows", "keys")
-_H200_SHARED = 232_448
+_UNLIMITED = 1 << 62  # the shared memory of the interpreter
 
 
 @dataclass(frozen=True)
@@ -51,13 +47,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Problem:
-    """The facts that a plan depends on: tokens, head sizes, bytes per element, and whether it is causal."""
+    """The facts that a plan depends on: tokens, head sizes and bytes per element."""
 
     tokens: int
     size: int
     value: int
     bytes: int
-    causal: bool
 
     def shared(self, kernel: str, blocks: Blocks) -> int:
         """Return the least shared memory of `kernel`, in bytes: operands that stay there and those being loaded."""
@@ -96,73 +91,44 @@ def chunks(tokens: int) -> tuple[int, int, int]:
     return first, second, third
 
 
-def candidates(kernel: str, problem: Problem, shared: int = _H200_SHARED) -> list[Blocks]:
-    """Return blocks to try for "forward", "rows" or "keys", the default first; the smallest if none fits `shared`."""
-    if problem.bytes == 4:  # IEEE products run outside the tensor cores, and registers hold half as much
-        small = filled(problem.value) <= 128
-        found = [Blocks(16, 16, 4, 1), Blocks(32, 32, 8, 1)] if small else [Blocks(16, 16, 8, 1)]
-    elif filled(problem.value) > 128:  # two accumulators of 256 columns leave registers for few rows
-        found = [Blocks(32, 32, 4, 3), Blocks(32, 32, 4, 2), Blocks(64, 32, 8, 3), Blocks(16, 32, 4, 1)]
-    else:
-        found = _HALF[kernel, problem.tokens > WHOLE_ROW_TOKENS]
-    if kernel == "forward" and problem.tokens <= WHOLE_ROW_TOKENS and filled(problem.value) <= 128:
-        whole = [Blocks(64, 0, 4, 1), Blocks(128, 0, 8, 1)]
-        found = [*whole, *found] if problem.bytes == 2 else [*found, Blocks(16, 0, 4, 1)]
-    fitting = [blocks for blocks in found if problem.shared(kernel, blocks) <= shared]
-    return fitting or [Blocks(16, 16, 8, 1)]
-
-
-# bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. With 2 stages a loop waits for the
-# copies that it has just started, with 3 or 4 for older ones (benchmarks/compiled.py shows what that costs on sm_90).
+# bfloat16 and float16, values up to 128 wide; by kernel and whether rows are long. The second entry is for GPUs with
+# less shared memory. With 2 stages a loop waits for the copies that it has just started, with 3 for older ones
+# (benchmarks/compiled.py shows what that costs on sm_90).
 _HALF = {
-    ("forward", False): [Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3)],
-    ("forward", True): [
-        Blocks(128, 64, 8, 3),
-        Blocks(128, 64, 8, 2),
-        Blocks(64, 64, 4, 3),
-        Blocks(128, 32, 8, 4),
-        Blocks(64, 32, 4, 3),
-    ],
-    ("rows", False): [
-        Blocks(64, 32, 4, 3),
-        Blocks(64, 32, 4, 2),
-        Blocks(64, 32, 4, 4),
-        Blocks(128, 32, 8, 3),
-        Blocks(64, 16, 4, 3),
-    ],
-    ("rows", True): [
-        Blocks(128, 32, 8, 3),
-        Blocks(128, 32, 8, 2),
-        Blocks(128, 64, 8, 2),
-        Blocks(64, 32, 4, 3),
-        Blocks(64, 32, 4, 4),
-    ],
-    ("keys", False): [
-        Blocks(32, 64, 4, 3),
-        Blocks(32, 64, 4, 2),
-        Blocks(32, 64, 4, 4),
-        Blocks(16, 64, 4, 3),
-        Blocks(32, 128, 8, 3),
-    ],
-    ("keys", True): [
-        Blocks(32, 128, 8, 3),
-        Blocks(32, 128, 8, 2),
-        Blocks(64, 128, 8, 2),
-        Blocks(32, 64, 4, 3),
-        Blocks(32, 64, 4, 4),
-    ],
+    ("forward", False): [Blocks(64, 0, 4, 1), Blocks(64, 32, 4, 3)],
+    ("forward", True): [Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2)],
+    ("rows", False): [Blocks(64, 32, 4, 3), Blocks(64, 32, 4, 2)],
+    ("rows", True): [Blocks(128, 32, 8, 3), Blocks(128, 32, 8, 2)],
+    ("keys", False): [Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2)],
+    ("keys", True): [Blocks(32, 128, 8, 3), Blocks(32, 128, 8, 2)],
 }
 
 
-def problem_of(q: Tensor, v: Tensor, causal: bool) -> Problem:
-    """Return the problem of q [B, 2·H, N, d] and v [B, H, N, e]."""
-    return Problem(q.shape[-2], q.shape[-1], v.shape[-1], q.element_size(), causal)
+def choose_blocks(kernel: str, problem: Problem, shared: int) -> Blocks:
+    """Return the blocks of "forward", "rows" or "keys"; the smallest if none of the table fits `shared` bytes."""
+    is_wide = filled(problem.value) > 128
+    if problem.bytes == 4:  # IEEE products run outside the tensor cores, and registers hold half as much
+        fitting = [] if is_wide else [Blocks(16, 16, 4, 1)]
+    elif is_wide:  # two accumulators of 256 columns leave registers for few rows
+        fitting = [Blocks(32, 32, 4, 3), Blocks(32, 32, 4, 2)]
+    else:
+        fitting = _HALF[kernel, problem.tokens > WHOLE_ROW_TOKENS]
+    return next(
+        (blocks for blocks in fitting if problem.shared(kernel, blocks) <= shared), Blocks(16, 16, 8, 1)
+    )
 
 
 @functools.cache
-def table_plan(problem: Problem, shared: int = _H200_SHARED) -> Plan:
-    """Return the plan of each kernel's first candidate."""
-    return Plan(*(candidates(kernel, problem, shared)[0] for kernel in KERNELS))
+def table_plan(problem: Problem, shared: int = _UNLIMITED) -> Plan:
+    """Return the plan for GPUs with `shared` bytes of shared memory for a program."""
+    return Plan(*(choose_blocks(kernel, problem, shared) for kernel in KERNELS))
+
+
+def plan_for(q: Tensor, v: Tensor) -> Plan:
+    """Return the plan for q [B, 2·H, N, d] and v [B, H, N, e]."""
+    problem = Problem(q.shape[-2], q.shape[-1], v.shape[-1], q.element_size())
+    shared = _properties(q.device).shared_memory_per_block_optin if q.is_cuda else _UNLIMITED
+    return table_plan(problem, shared)
 
 
 @functools.cache
