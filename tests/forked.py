@@ -6,7 +6,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-PRELOADED = ("lightning", "open_clip", "torch.utils.tensorboard", "diffclip.cli.main", "diffclip.study.runs")
+PRELOADED = ("lightning", "open_clip", "diffclip.cli.main", "diffclip.study.runs")
 
 
 def begin(

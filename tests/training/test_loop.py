@@ -61,7 +61,7 @@ def finished(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_a_finished_run_has_all_its_files_and_metrics(finished: Path, recipe: Recipe) -> None:
-    for name in ("recipe.yaml", "metrics.jsonl", "validation.jsonl", "checkpoints", "tensorboard"):
+    for name in ("recipe.yaml", "metrics.jsonl", "validation.jsonl", "checkpoints"):
         assert (finished / name).exists()
     records = read_lines(finished / "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, 16))
@@ -75,7 +75,6 @@ def test_a_finished_run_has_all_its_files_and_metrics(finished: Path, recipe: Re
     assert all(0 <= record[key] <= 1 for record in records for key in ("data_wait", "accuracy"))
     assert records[0]["logit_scale"] == pytest.approx(1 / 0.07, rel=1e-5)
     assert records[-1]["lr"] == pytest.approx(recipe.lr_end)
-    assert len(list((finished / "tensorboard").iterdir())) == 1
     validations = read_lines(finished / "validation.jsonl")
     assert [v["epoch"] for v in validations] == [1, 2, 3]
     assert (validations[0]["images"], validations[0]["captions"]) == (12, 60)

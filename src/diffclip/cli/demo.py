@@ -41,7 +41,7 @@ def demo(
 
     A second call reuses finished parts. One seed takes about five minutes on 2 CPU cores.
     """
-    require_group("train", "lightning", "tensorboard")
+    require_group("train", "lightning")
     require_report()
     with explain_stops(folder):
         from diffclip.cli.evaluate_table import show_records

@@ -153,7 +153,7 @@ def demo(
 
     After a stop, the same command continues from the last checkpoint and reuses finished parts.
     """
-    require_group("train", "lightning", "tensorboard")
+    require_group("train", "lightning")
     require_report()
     require_group("vlm", "transformers", "accelerate")
     with explain_stops(folder):

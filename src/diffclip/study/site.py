@@ -98,7 +98,7 @@ def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
 def check_site(study: Study, site: Site, groups: Collection[Group] = GROUPS) -> None:
     """Check that the runs of `groups` can be done, without writing or drawing anything. `InputError` names a missing
     package, all missing data, or a folder that cannot be used."""
-    require_group("train", "lightning", "tensorboard")
+    require_group("train", "lightning")
     check_writable(site.runs / ".lock")
     check_writable(site.output / TABLE_FILE)
     entries = entries_of(study, groups)

@@ -1,7 +1,7 @@
 """The log of a run: records in `metrics.jsonl` and `validation.jsonl`, progress on stderr, and other loggers.
 
-Other loggers are TensorBoard, Weights & Biases, and those that plugins register. A logger has `log_metrics(numbers,
-step)` and `finalize(status)`, as Lightning's have.
+Other loggers are Weights & Biases, and those that plugins register. A logger has `log_metrics(numbers, step)` and
+`finalize(status)`, as Lightning's have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from diffclip.training.recipe import Recipe, Wandb
 from diffclip.training.run_folder import (
     FINISHED,
     METRICS_FILE,
-    TENSORBOARD_FOLDER,
     VALIDATION_FILE,
     read_lines,
     record_end,
@@ -43,9 +42,9 @@ def register_logger(name: str) -> Callable[[Maker], Maker]:
     """Register a function that makes a logger from a run's folder and configuration, for `loggers: [NAME]` in a recipe.
 
     Example:
-        @register_logger("mlflow")
-        def mlflow(run, config):
-            return MLFlowLogger(run_name=run.name)  # of lightning.pytorch.loggers
+        @register_logger("tensorboard")
+        def tensorboard(run, config):
+            return TensorBoardLogger(run, name="tensorboard")  # of lightning.pytorch.loggers
     """
 
     def register(make: Maker) -> Maker:
@@ -66,7 +65,7 @@ def logger_makers(
     recipe: Recipe, run: Path, done: int, config: Mapping[str, Any]
 ) -> dict[str, Callable[[], Any]]:
     """Return the functions that make the loggers of a run, which goes on after step `done`, by name."""
-    makers: dict[str, Callable[[], Any]] = {"TensorBoard": partial(_TensorBoard, run, done)}
+    makers: dict[str, Callable[[], Any]] = {}
     if recipe.wandb is not None:
         makers["Weights & Biases"] = partial(_wandb_logger, run, recipe.wandb, done, config)
     return makers | {name: partial(_REGISTERED[name], run, config) for name in recipe.loggers}
@@ -175,36 +174,6 @@ class RunLogger:
             self._loggers.pop(name, None)
             reason = format_error(error)[:300]
             print(f"diffclip: {name} cannot be used, the run goes on without it: {reason}", file=sys.stderr)
-
-
-class _TensorBoard:
-    """A logger that writes a file for TensorBoard. Lightning's writes in a thread, whose error on a full disk is a
-    traceback that nothing can catch."""
-
-    def __init__(self, run: Path, done: int) -> None:
-        require_group("train", "tensorboard")
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        folder = run / TENSORBOARD_FOLDER
-        folder.mkdir(exist_ok=True)
-        file = (folder / f"events.out.tfevents.{time.time_ns()}").open("wb", buffering=0)
-        self._writer, self._event = RecordWriter(file), Event
-        self._write(file_version="brain.Event:2")
-        # TensorBoard drops what an earlier start wrote about later steps
-        self._write(step=done + 1, session_log=SessionLog(status=SessionLog.START))
-
-    def log_metrics(self, numbers: Mapping[str, float], step: int) -> None:
-        """Write the numbers of a step."""
-        values = [{"tag": name, "simple_value": value} for name, value in numbers.items()]
-        self._write(step=step, summary={"value": values})
-
-    def finalize(self, status: str) -> None:
-        """Close the file."""
-        self._writer.close()
-
-    def _write(self, **fields: Any) -> None:
-        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 
 def _wandb_logger(run: Path, settings: Wandb, done: int, config: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from diffclip.training.recipe import FREE_KEYS, Recipe, read_recipe
 from diffclip.training.recipe_file import read_fields
 
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
-METRICS_FILE, VALIDATION_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "validation.jsonl", "tensorboard"
+METRICS_FILE, VALIDATION_FILE = "metrics.jsonl", "validation.jsonl"
 FINISHED = "finished"
 _TOWERS = {"visual": "vision", "text": "text"}
 # a run that wrote nothing for so many seconds, and recorded no end, counts as stopped
