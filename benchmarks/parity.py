@@ -25,7 +25,7 @@ from benchmarks import tables
 from benchmarks.about import about, add_common_options, largest, parser_of, run_jobs, write_json
 from diffclip import differential_attention
 from diffclip.attention import fused
-from diffclip.attention.dispatch import BACKENDS, differential_attention_packed
+from diffclip.attention.dispatch import BACKENDS
 from diffclip.attention.heads import split_heads
 from diffclip.benchmarking.timing import describe_error
 
@@ -38,7 +38,7 @@ REPEATED = 0.1  # share of the limit by which two runs on the same inputs may di
 
 @dataclass(frozen=True)
 class Case:
-    """A case with `heads` pairs of heads. If `packed`, q, k, v (and their gradients) are one tensor, as in a layer."""
+    """A case with `heads` pairs of heads."""
 
     batch: int
     heads: int
@@ -47,28 +47,23 @@ class Case:
     value: int
     causal: bool = False
     norm: bool = True
-    packed: bool = False
 
     def __str__(self) -> str:
-        words = ["causal"] * self.causal + ["no norm"] * (not self.norm) + ["packed"] * self.packed
+        words = ["causal"] * self.causal + ["no norm"] * (not self.norm)
         return f"B{self.batch} H{self.heads} N{self.tokens} d{self.size} e{self.value} {' '.join(words)}"
 
 
 def cases() -> list[Case]:
     """List the cases: head sizes, lengths, and all else that changes the path through a kernel."""
-    rest = [
-        Case(2, 2, 197, size, share * size, packed=share == 2)
-        for size in (32, 64, 80, 128)
-        for share in (1, 2)
-    ]
+    rest = [Case(2, 2, 197, size, share * size) for size in (32, 64, 80, 128) for share in (1, 2)]
     rest += [Case(1, 1, 577, size, share * size, causal=True) for size in (32, 80, 128) for share in (1, 2)]
     for tokens, causal in (
         (7, False), (50, False), (77, True), (197, True), (257, False), (577, False), (1025, False), (1025, True),
     ):  # fmt: skip
-        rest.append(Case(2 if tokens < 500 else 1, 2, tokens, 64, 128, causal, packed=True))
+        rest.append(Case(2 if tokens < 500 else 1, 2, tokens, 64, 128, causal))
     rest += [Case(1, 2, tokens, 64, 128, norm=False) for tokens in (77, 197, 577)]
     # the longest first: they take the most time
-    return [Case(1, 1, 4097, 64, 128, packed=True), Case(1, 1, 4097, 64, 64, causal=True), *rest]
+    return [Case(1, 1, 4097, 64, 128), Case(1, 1, 4097, 64, 64, causal=True), *rest]
 
 
 def draw(case: Case, dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -94,16 +89,8 @@ def outputs(inputs: list[Tensor], case: Case, backend: str) -> dict[str, Tensor]
     q, k, v, lam, gain = (x.detach().requires_grad_() for x in tensors)
     head_norm = {"norm_weight": gain, "out_scale": 0.2} if case.norm else {}
     leaves = {"q": q, "k": k, "v": v, "lambda": lam} | ({"gain": gain} if case.norm else {})
-    if case.packed and backend == "triton":
-        qkv = torch.cat([x.detach().transpose(1, 2).flatten(2) for x in (q, k, v)], -1).requires_grad_()
-        out = differential_attention_packed(qkv, 2 * case.heads, lam, case.causal, backend, **head_norm)
-        flat_grad = grad.transpose(1, 2).flatten(2)
-        dqkv, *rest = torch.autograd.grad(out, [qkv, *list(leaves.values())[3:]], flat_grad)
-        out = out.unflatten(-1, (case.heads, case.value)).transpose(1, 2)
-        grads = [*split_heads(dqkv, 2 * case.heads, case.heads), *rest]
-    else:
-        out = differential_attention(q, k, v, lam, case.causal, backend, **head_norm)
-        grads = list(torch.autograd.grad(out, list(leaves.values()), grad))
+    out = differential_attention(q, k, v, lam, case.causal, backend, **head_norm)
+    grads = torch.autograd.grad(out, list(leaves.values()), grad)
     return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
 
 

@@ -15,12 +15,7 @@ from diffclip import CLIP
 from diffclip.attention import eager
 from diffclip.attention.blocked import _backward_of, _forward
 from diffclip.attention.differential import DifferentialAttention
-from diffclip.attention.kernels.operator import (
-    fused_attention,
-    fused_attention_backward,
-    fused_attention_packed,
-    fused_attention_packed_backward,
-)
+from diffclip.attention.kernels.operator import fused_attention, fused_attention_backward
 from diffclip.config import variant_config
 
 pytestmark = pytest.mark.filterwarnings("error:attention backend")
@@ -36,19 +31,6 @@ def test_fused_attention_passes_opcheck(tokens: int, dtype: torch.dtype) -> None
     saved = fused_attention(*plain, True, 1e-5, 0.2, True)
     torch.library.opcheck(
         fused_attention_backward, (grad, *plain, *saved, True, 1e-5, 0.2), test_utils=WITHOUT_AUTOGRAD
-    )
-
-
-def test_packed_attention_passes_opcheck() -> None:
-    _, _, _, lam, gain, grad = vars(draw(2, 2, 9, 8, 16)).values()
-    qkv = torch.randn(2, 9, 96, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(fused_attention_packed, (qkv, lam, gain, 4, True, 1e-5, 0.2, True))
-    plain = [x.detach() for x in (qkv, lam, gain)]
-    saved = fused_attention_packed(*plain, 4, True, 1e-5, 0.2, True)
-    torch.library.opcheck(
-        fused_attention_packed_backward,
-        (grad, *plain, *saved, 4, True, 1e-5, 0.2),
-        test_utils=WITHOUT_AUTOGRAD,
     )
 
 

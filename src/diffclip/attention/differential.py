@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from diffclip.attention.dispatch import differential_attention_packed
+from diffclip.attention.dispatch import differential_attention
 from diffclip.attention.head_norm import HEAD_NORM_EPS, NormedAttention
 from diffclip.attention.heads import split_heads
 from diffclip.attention.module import AttentionMaps, PublishedNames, SelfAttention, StartingValues
@@ -81,20 +81,17 @@ class DifferentialAttention(LambdaAttention, NormedAttention):
         """Project x [B, N, C] to queries and keys [B, 2·H, N, d] in adjacent pairs, values [B, H, N, 2·d], and λ."""
         return *split_heads(self.qkv(x), self.num_heads, self.num_heads // 2), self.current_lambda()
 
-    def _operator(self, causal: bool) -> dict[str, Any]:
-        """Return the operator's arguments beside its inputs."""
-        return {
-            "causal": causal,
-            "backend": self.backend,
-            "norm_weight": self.norm_weight,
-            "norm_eps": HEAD_NORM_EPS,
-            "out_scale": self.out_scale,
-            "dropout_p": self.dropout_p,
-        }
-
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        lam, options = self.current_lambda(), self._operator(causal)
-        return differential_attention_packed(self.qkv(x), self.num_heads, lam, **options)
+        out = differential_attention(
+            *self._pairs(x),
+            causal=causal,
+            backend=self.backend,
+            norm_weight=self.norm_weight,
+            norm_eps=HEAD_NORM_EPS,
+            out_scale=self.out_scale,
+            dropout_p=self.dropout_p,
+        )
+        return out.transpose(1, 2).flatten(2)
 
     def attend_through_maps(
         self, x: Tensor, causal: bool, detach_norm: bool = False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diffclip.attention import eager, fused, sdpa
-from diffclip.attention.heads import finish_heads, split_heads
+from diffclip.attention.heads import finish_heads
 from diffclip.attention.lambdas import per_head
 from diffclip.errors import say_once, unknown_name
 
@@ -102,40 +102,6 @@ def differential_attention(
     else:
         out = BACKENDS[chosen].differential(q, k, v, lam, causal)
     return finish_heads(out, lam.dtype, norm_weight, norm_eps, out_scale).to(v.dtype)
-
-
-def differential_attention_packed(
-    qkv: Tensor,
-    heads: int,
-    lam: float | Tensor,
-    causal: bool = False,
-    backend: str = "auto",
-    norm_weight: Tensor | None = None,
-    norm_eps: float = 1e-5,
-    out_scale: float = 1.0,
-    dropout_p: float = 0.0,
-) -> Tensor:
-    """Run `differential_attention` on the output of one fused projection, which the fused kernel reads without a copy.
-
-    Args:
-        qkv: [B, N, 3·C]: queries and keys of `heads` heads of size C / heads, values of half as many, twice as wide.
-        heads: query heads, an even number.
-        lam, causal, backend, norm_weight, norm_eps, out_scale, dropout_p: as in `differential_attention`.
-
-    Returns:
-        [B, N, C], heads side by side.
-    """
-    q, k, v = split_heads(qkv, heads, heads // 2)
-    chosen = choose_backend(backend, q, v, dropout_p)
-    if chosen == "triton":
-        out = fused.differential_packed(
-            qkv, heads, per_head(lam, v), causal, norm_weight, norm_eps, out_scale
-        )
-    else:
-        out = differential_attention(
-            q, k, v, lam, causal, chosen, norm_weight, norm_eps, out_scale, dropout_p
-        )
-    return out.transpose(1, 2).flatten(2)
 
 
 def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:

@@ -21,7 +21,7 @@ from diffclip.attention.sdpa import softmax
 from diffclip.errors import say_once
 from diffclip.files import cache_folder, write_text
 
-__all__ = ["differential", "differential_packed", "softmax", "why_not_fused"]
+__all__ = ["differential", "softmax", "why_not_fused"]
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton's interpreter runs the kernels on a CPU, slowly, for tests; like Triton, read the variable once
@@ -130,23 +130,8 @@ def differential(
     from diffclip.attention.kernels.operator import fused_attention
 
     lam = lam.expand(*v.shape[:3], 1).squeeze(-1)
-    out: Tensor = fused_attention(q, k, v, lam, gain, causal, eps, out_scale, _keep(q, k, v, lam, gain))[0]
+    keep = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k, v, lam, gain)
+    )  # for a backward pass
+    out: Tensor = fused_attention(q, k, v, lam, gain, causal, eps, out_scale, keep)[0]
     return out
-
-
-def differential_packed(
-    qkv: Tensor, heads: int, lam: Tensor, causal: bool, gain: Tensor | None, eps: float, out_scale: float
-) -> Tensor:
-    """Compute `differential` for qkv [B, N, 3·C] from one projection; return [B, H, N, e]."""
-    from diffclip.attention.kernels.operator import fused_attention_packed
-
-    batch, tokens, _ = qkv.shape
-    lam = lam.expand(batch, heads // 2, tokens, 1).squeeze(-1)
-    keep = _keep(qkv, lam, gain)
-    out: Tensor = fused_attention_packed(qkv, lam, gain, heads, causal, eps, out_scale, keep)[0]
-    return out
-
-
-def _keep(*inputs: Tensor | None) -> bool:
-    """Tell whether there will be a backward pass."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from diffclip.attention.differential import DifferentialAttention
-from diffclip.attention.dispatch import differential_attention
 from diffclip.attention.head_norm import FewerQueriesAttention
 from diffclip.attention.module import PublishedNames
 from diffclip.attention.registry import register_attention
@@ -41,7 +40,3 @@ class GroupedDifferentialAttention(FewerQueriesAttention, DifferentialAttention)
             return torch.stack([signal, noise], dim=2).flatten(1, 2)
 
         return pair(q), pair(k), v, self.current_lambda()
-
-    def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        out = differential_attention(*self._pairs(x), **self._operator(causal))
-        return out.transpose(1, 2).flatten(2)

@@ -1,8 +1,4 @@
-"""The kernels as torch operators with autograd, so that compilation, checkpointing and sharding work with them.
-
-`diffclip::fused_attention` takes q, k and v. `diffclip::fused_attention_packed` takes the output of one projection,
-[B, N, 3·C] with C = 2·H·d. Its backward pass writes all three gradients into one such tensor, without a copy.
-"""
+"""The kernels as a torch operator with autograd, so that compilation, checkpointing and sharding work with them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffclip.attention.heads import split_heads
 from diffclip.attention.kernels import launch
 
 
@@ -50,47 +45,13 @@ def fused_attention_backward(
 @fused_attention_backward.register_fake
 def _(grad, q, k, v, lam, gain, out, stats, second, causal, eps, out_scale):  # type: ignore[no-untyped-def]
     dq, dk, dv = (_new_gradient(x) for x in (q, k, v))
-    return dq, dk, dv, lam.new_empty(lam.shape), _new_gain_gradient(gain, lam)
-
-
-@torch.library.custom_op("diffclip::fused_attention_packed", mutates_args=())
-def fused_attention_packed(
-    qkv: Tensor,
-    lam: Tensor,
-    gain: Tensor | None,
-    heads: int,
-    causal: bool,
-    eps: float,
-    out_scale: float,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same as `fused_attention` for the output of one projection, with `heads` query heads."""
-    q, k, v = split_heads(qkv, heads, heads // 2)
-    out = _new_output(v)
-    return out, *launch.forward(q, k, v, lam, gain, causal, eps, out_scale, keep, out)
-
-
-@fused_attention_packed.register_fake
-def _(qkv, lam, gain, heads, causal, eps, out_scale, keep):  # type: ignore[no-untyped-def]
-    v = split_heads(qkv, heads, heads // 2)[2]
-    return _new_output(v), *launch.new_kept(v, lam, keep)
-
-
-@torch.library.custom_op("diffclip::fused_attention_packed_backward", mutates_args=())
-def fused_attention_packed_backward(
-    grad: Tensor, qkv: Tensor, lam: Tensor, gain: Tensor | None, out: Tensor, stats: Tensor, second: Tensor,
-    heads: int, causal: bool, eps: float, out_scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of qkv, λ and the gain."""
-    gradient = _new_gradient(qkv)
-    parts, into = split_heads(qkv, heads, heads // 2), split_heads(gradient, heads, heads // 2)
-    grads = launch.backward(grad, *parts, lam, gain, out, stats, second, causal, eps, out_scale, *into)
-    return gradient, *grads
-
-
-@fused_attention_packed_backward.register_fake
-def _(grad, qkv, lam, gain, out, stats, second, heads, causal, eps, out_scale):  # type: ignore[no-untyped-def]
-    return _new_gradient(qkv), lam.new_empty(lam.shape), _new_gain_gradient(gain, lam)
+    return (
+        dq,
+        dk,
+        dv,
+        lam.new_empty(lam.shape),
+        lam.new_empty(0) if gain is None else gain.new_empty(gain.shape),
+    )
 
 
 def _new_gradient(x: Tensor) -> Tensor:
@@ -98,27 +59,15 @@ def _new_gradient(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _new_gain_gradient(gain: Tensor | None, lam: Tensor) -> Tensor:
-    return lam.new_empty(0) if gain is None else gain.new_empty(gain.shape)
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.causal, ctx.eps, ctx.out_scale, _ = inputs
-    ctx.heads = tensors.pop() if isinstance(tensors[-1], int) else None  # given to the packed operator
     ctx.set_materialize_grads(False)  # only the first output has a gradient
     ctx.save_for_backward(*tensors, *output)
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    numbers = (ctx.causal, ctx.eps, ctx.out_scale)
-    if ctx.heads is None:
-        *grads, dgain = fused_attention_backward(grad, *ctx.saved_tensors, *numbers)
-        others: tuple[None, ...] = (None,) * 4
-    else:
-        *grads, dgain = fused_attention_packed_backward(grad, *ctx.saved_tensors, ctx.heads, *numbers)
-        others = (None,) * 5
-    return *grads, dgain if dgain.numel() else None, *others
+    *grads, dgain = fused_attention_backward(grad, *ctx.saved_tensors, ctx.causal, ctx.eps, ctx.out_scale)
+    return *grads, dgain if dgain.numel() else None, None, None, None, None
 
 
 fused_attention.register_autograd(_backward, setup_context=_setup)
-fused_attention_packed.register_autograd(_backward, setup_context=_setup)
