@@ -27,7 +27,7 @@ import torch
 from benchmarks import tables
 from benchmarks.about import about, add_common_options, parser_of, run_ahead, write_json
 from diffclip.benchmarking.attention import measure
-from diffclip.benchmarking.operators import Shape, make_inputs, operators, why_not
+from diffclip.benchmarking.operators import OPERATORS, Shape, make_inputs, why_not
 from diffclip.benchmarking.timing import make_sampler
 
 SHAPES = {
@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> None:
 def compile_kernels(shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
     """Run every operator that has fused kernels once, so that they are compiled."""
     inputs = make_inputs(shape, device, dtype, seed=0)
-    for name, operator in operators(device).items():
+    for name, operator in OPERATORS.items():
         if "triton" in name and why_not(name, inputs) is None:
             operator.forward_and_backward(inputs)
             with torch.no_grad():

@@ -19,7 +19,6 @@ KINDS = {"forward": "forward", "both": "forward and backward"}
 # operator → (color after Okabe and Ito, marker, line)
 STYLES = {
     "plain auto": ("#000000", "o", "--"),
-    "plain flash": ("#999999", "o", ":"),
     "differential auto": ("#0072B2", "s", "-"),
     "differential triton": ("#CC79A7", "D", "-"),
     "differential sdpa": ("#009E73", "^", "-"),

@@ -8,7 +8,7 @@ import torch
 
 from diffclip.benchmarking import attention
 from diffclip.benchmarking.attention import advise, errors_of
-from diffclip.benchmarking.operators import PLAIN, Operator, Shape, make_inputs, operators
+from diffclip.benchmarking.operators import OPERATORS, PLAIN, Operator, Shape, make_inputs
 from diffclip.benchmarking.timing import summarize, take_turns
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ SHAPE = Shape(2, 4, 9, 8, causal=True)
 
 def test_operators_agree_forward_and_backward() -> None:
     inputs = make_inputs(SHAPE, CPU, torch.float32, seed=0)
-    entries = operators(CPU)
+    entries = OPERATORS
     expected = entries["differential eager"].forward(inputs)
     assert expected.shape == (2, 9, 32)
     gradients = entries["differential eager"].forward_and_backward(inputs)
@@ -34,11 +34,10 @@ def test_each_row_has_its_times_or_the_reason_for_failure(monkeypatch: pytest.Mo
     def fail(_: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("too much")
 
-    entries = operators(CPU) | {"differential eager": Operator(fail)}
-    monkeypatch.setattr(attention, "operators", lambda device: entries)
+    monkeypatch.setitem(OPERATORS, "differential eager", Operator(fail))
     monkeypatch.setattr(attention, "why_not", lambda name, inputs: "no" if "triton" in name else None)
     rows = attention.measure(SHAPE, CPU, torch.float32, rounds=2)
-    assert list(rows) == list(entries)
+    assert list(rows) == list(OPERATORS)
     assert rows["differential eager"] == {"why": "out of memory"}
     assert rows["differential auto"]["backend"] == "eager"  # for short rows
     assert rows["differential triton"] == {"why": "no"}
@@ -68,7 +67,7 @@ def test_turns_alternate_and_a_failing_entry_is_left_out_with_its_reason() -> No
 
 def test_errors_are_against_the_formula() -> None:
     inputs = make_inputs(SHAPE, CPU, torch.bfloat16, seed=0)
-    eager, sdpa = errors_of(["differential eager", "differential sdpa"], inputs, CPU)
+    eager, sdpa = errors_of(["differential eager", "differential sdpa"], inputs)
     assert 1e-4 < eager < 2e-2
     assert 1e-4 < sdpa < 2e-2
 

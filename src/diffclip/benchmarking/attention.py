@@ -15,7 +15,7 @@ import torch
 from diffclip.attention.dispatch import BACKENDS, choose_backend
 from diffclip.benchmarking.operators import (
     AUTO,
-    PLAIN,
+    OPERATORS,
     SDPA,
     TIMM,
     TRITON,
@@ -23,7 +23,6 @@ from diffclip.benchmarking.operators import (
     Operator,
     Shape,
     make_inputs,
-    operators,
     why_not,
 )
 from diffclip.benchmarking.timing import Sampler, describe_error, make_sampler, summarize, take_turns
@@ -65,14 +64,13 @@ def measure(
     """
     started = time.perf_counter()
     sets = [make_inputs(shape, device, dtype, seed) for seed in range(_count_sets(shape, device, dtype))]
-    table = {name: entry for name, entry in operators(device).items() if names is None or name in names}
-    rows: Rows = {name: {} for name in table}
+    rows: Rows = {name: {} for name in names or OPERATORS}
     samplers: dict[str, Sampler] = {}
-    for name, operator in table.items():
+    for name in rows:
         why = why_not(name, sets[0])
         try:
             for kind in () if why else KINDS:
-                samplers[f"{kind} {name}"], rows[name][kind] = _prepare(operator, kind, sets, device)
+                samplers[f"{kind} {name}"], rows[name][kind] = _prepare(OPERATORS[name], kind, sets, device)
         except Exception as error:  # the other operators go on
             why = describe_error(error)
         if why is not None:
@@ -140,11 +138,10 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
         `attention_backend` and `advice`.
     """
     shapes, dtype = SHAPES[device.type], DTYPES[device.type]
-    names = (PLAIN, TIMM, *(f"differential {name}" for name in ("auto", *BACKENDS)))
     end, rows = time.perf_counter() + seconds, {}
     for index, (tower, shape) in enumerate(shapes.items()):
         share = (end - time.perf_counter()) / (len(shapes) - index)
-        rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, share, names, tell)
+        rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, share, None, tell)
     auto = {tower: times[AUTO]["backend"] for tower, times in rows.items()}
     backend, line = advise(rows, auto)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
@@ -169,7 +166,7 @@ def judge_kernels(device: torch.device, dtype: torch.dtype, seconds: float) -> s
         if why := why_not(TRITON, inputs):
             return why
         try:
-            found, torchs = errors_of([TRITON, SDPA], inputs, device)
+            found, torchs = errors_of([TRITON, SDPA], inputs)
         except Exception as error:  # a launch that fails is a verdict too
             return describe_error(error)
         if not found <= 2 * torchs + 1e-6:  # a NaN is above every limit
@@ -179,18 +176,17 @@ def judge_kernels(device: torch.device, dtype: torch.dtype, seconds: float) -> s
     return None if ratio < 1 else f"the fused kernels take {ratio:.2f} times the time of sdpa"
 
 
-def errors_of(names: Sequence[str], inputs: Inputs, device: torch.device) -> list[float]:
+def errors_of(names: Sequence[str], inputs: Inputs) -> list[float]:
     """Return for each operator the largest relative error of output and gradients against the formula in float64."""
     doubled: dict[str, Any] = {
         name: x.double() for name, x in vars(inputs).items() if isinstance(x, torch.Tensor)
     }
     exact_inputs = replace(inputs, **doubled)
-    table = operators(device)
 
     def results(name: str, inputs: Inputs) -> list[torch.Tensor]:
         with torch.no_grad():
-            out = table[name].forward(inputs)
-        return [out, *table[name].forward_and_backward(inputs)]
+            out = OPERATORS[name].forward(inputs)
+        return [out, *OPERATORS[name].forward_and_backward(inputs)]
 
     exact = results("differential eager", exact_inputs)
     return [

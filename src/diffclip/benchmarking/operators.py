@@ -8,18 +8,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diffclip.attention import fused
 from diffclip.attention.dispatch import BACKENDS, differential_attention, softmax_attention
 from diffclip.attention.heads import split_heads
 
-LAMBDA, LAMBDA_INIT = 0.79, 0.8  # as in a layer, early in training
+LAMBDA = 0.79  # as in a layer, early in training
 PLAIN, AUTO, TIMM = "plain auto", "differential auto", "differential timm"
 SDPA, TRITON = "differential sdpa", "differential triton"
-# torch's kernels for plain attention, forced: cuDNN is the default of torch 2.11 on recent GPUs
-FLASH, CUDNN = "plain flash", "plain cudnn"
-NORM = ", head norm"
 
 
 @dataclass(frozen=True)
@@ -40,14 +36,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k [B, 2·H, N, d], v [B, H, N, 2·d] and [B, 2·H, N, d] (`plain_v`), λ, the gain and O's gradient [B, N, C]."""
+    """q, k [B, 2·H, N, d], v [B, H, N, 2·d] and [B, 2·H, N, d] (`plain_v`), λ and O's gradient [B, N, C]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     plain_v: Tensor
     lam: Tensor
-    gain: Tensor
     grad: Tensor
     causal: bool
 
@@ -70,7 +65,7 @@ class Operator:
         """Return the gradients of q, k and v."""
         v = inputs.plain_v if self.plain else inputs.v
         q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, v))
-        leaves = Inputs(q, k, v, v, inputs.lam, inputs.gain, inputs.grad, inputs.causal)
+        leaves = Inputs(q, k, v, v, inputs.lam, inputs.grad, inputs.causal)
         return torch.autograd.grad(self.forward(leaves), (q, k, v), inputs.grad)
 
 
@@ -85,8 +80,7 @@ def make_inputs(shape: Shape, device: torch.device, dtype: torch.dtype, seed: in
     qkv, grad = draw(3 * shape.width), draw(shape.width)
     q, k, v = split_heads(qkv, shape.heads, shape.heads // 2)
     plain_v = split_heads(qkv, shape.heads, shape.heads)[2]
-    gain = torch.ones(2 * shape.size, device=device)
-    return Inputs(q, k, v, plain_v, torch.tensor(LAMBDA, device=device), gain, grad, shape.causal)
+    return Inputs(q, k, v, plain_v, torch.tensor(LAMBDA, device=device), grad, shape.causal)
 
 
 def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
@@ -97,37 +91,17 @@ def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool)
     return first - lam.type_as(first) * second
 
 
-def operators(device: torch.device) -> dict[str, Operator]:
-    """Return the operators by name. A GPU also has torch's flash and cuDNN kernels to compare with, and head norms."""
-    table = {PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True)}
-    if device.type == "cuda":
-        table[FLASH] = Operator(_force_kernel(SDPBackend.FLASH_ATTENTION), plain=True)
-        table[CUDNN] = Operator(_force_kernel(SDPBackend.CUDNN_ATTENTION), plain=True)
-    for name in ("auto", *BACKENDS):
-        table[f"differential {name}"] = Operator(_differential(name, norm=False))
-    table[TIMM] = Operator(lambda x: timm_arrangement(x.q, x.k, x.v, x.lam, x.causal))
-    if device.type == "cuda":
-        for name in ("triton", "sdpa"):
-            table[f"differential {name}{NORM}"] = Operator(_differential(name, norm=True))
-    return table
+def _differential(backend: str) -> Operator:
+    return Operator(lambda x: differential_attention(x.q, x.k, x.v, x.lam, x.causal, backend))
+
+
+OPERATORS = {
+    PLAIN: Operator(lambda x: softmax_attention(x.q, x.k, x.plain_v, x.causal), plain=True),
+    **{f"differential {name}": _differential(name) for name in ("auto", *BACKENDS)},
+    TIMM: Operator(lambda x: timm_arrangement(x.q, x.k, x.v, x.lam, x.causal)),
+}
 
 
 def why_not(name: str, inputs: Inputs) -> str | None:
     """Return why the operator `name` cannot take `inputs` (another backend would replace its own), or None."""
     return fused.why_not_fused(inputs.q, inputs.v) if "triton" in name else None
-
-
-def _differential(backend: str, norm: bool) -> Run:
-    def run(x: Inputs) -> Tensor:
-        norm_options = {"norm_weight": x.gain, "out_scale": 1.0 - LAMBDA_INIT} if norm else {}
-        return differential_attention(x.q, x.k, x.v, x.lam, x.causal, backend, **norm_options)  # type: ignore[arg-type]
-
-    return run
-
-
-def _force_kernel(kernel: SDPBackend) -> Run:
-    def run(x: Inputs) -> Tensor:
-        with sdpa_kernel(kernel):
-            return F.scaled_dot_product_attention(x.q, x.k, x.plain_v, is_causal=x.causal)
-
-    return run

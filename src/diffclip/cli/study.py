@@ -106,7 +106,6 @@ def study(
     from diffclip.study.runs import run_study
     from diffclip.study.site import Site, check_site, entries_of, unavailable_sets, usual_workers
     from diffclip.study.spec import read_study
-    from diffclip.training.distributed import SLOW_BF16, is_slow
 
     if pilot is not None and not (pilot / RUNS_FILE).is_file():
         raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
@@ -140,8 +139,6 @@ def study(
 
         show_plan(resolved, site, groups, pilot)
     check_site(resolved, site, groups)
-    if any(is_slow(run_recipe.precision, chosen) for run_recipe in resolved.recipes.values()):
-        say(SLOW_BF16)
     for name in unavailable_sets(resolved, site, entries_of(resolved, groups)):
         say(
             f"diffclip: {name} is not in {site.data}, and no command downloads it: runs are measured without it"

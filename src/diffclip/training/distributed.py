@@ -72,10 +72,6 @@ def make_fabric(hardware: Hardware, precision: str, timeout: float = 1800.0) -> 
     )
 
 
-SLOW_BF16 = "diffclip: this processor has no instructions for bf16: fp32 is 2 to 13 times as fast"
-_CPU_FACTS = Path("/proc/cpuinfo")
-
-
 def native_precision(precision: str, accelerator: str) -> str:
     """Resolve `auto` to "bf16" if the hardware multiplies bfloat16 natively, else to "fp32"."""
     return precision if precision != "auto" else "bf16" if has_bf16(accelerator) else "fp32"
@@ -88,15 +84,9 @@ def has_bf16(accelerator: str) -> bool:
     """
     if accelerator == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if not _CPU_FACTS.is_file():
-        return False
-    flags = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split()
-    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
-
-
-def is_slow(precision: str, accelerator: str) -> bool:
-    """Tell whether float32 is known to be faster: for bf16 on a CPU without instructions for it."""
-    return (precision, accelerator) == ("bf16", "cpu") and _CPU_FACTS.is_file() and not has_bf16("cpu")
+    facts = Path("/proc/cpuinfo")
+    flags = facts.read_text(encoding="utf-8", errors="replace").split("\n\n")[0] if facts.is_file() else ""
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags.split())
 
 
 def blocks_of(model: CLIP) -> list[nn.Module]:

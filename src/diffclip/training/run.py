@@ -35,11 +35,9 @@ from diffclip.training.checkpoint import (
     try_folder,
 )
 from diffclip.training.distributed import (
-    SLOW_BF16,
     blocks_of,
     explain_lost_processes,
     gather,
-    is_slow,
     make_fabric,
     native_precision,
     shared_errors,
@@ -110,8 +108,6 @@ def train(
     with StopRequest(run) as stop, ExitStack() as resources:
         fabric.launch()
         is_first, reason = fabric.global_rank == 0, ""
-        if is_first and is_slow(recipe.precision, hardware.accelerator):
-            _say(SLOW_BF16)
         if is_first and threads.SPIN and hardware.accelerator == "cpu":
             _say(
                 "torch was imported before diffclip, so its threads spin while they wait, which can make steps several "
