@@ -132,19 +132,12 @@ def explain(error: ValidationError, known: str | None = None) -> str:
 
     The field `known` is left unnamed.
     """
-    fields: dict[str, list[str]] = {}
+    messages = []
     for fault in error.errors():
-        field = ".".join(str(key) for key in fault["loc"])
+        field = ".".join(map(str, fault["loc"]))
         words = _FAULTS.get(fault["type"], fault["msg"].replace("{", "{{").replace("}", "}}"))
         message = words.format(value=fault["input"], **fault.get("ctx", {}))
-        fields.setdefault(message, []).append("" if field == known else field)
-    messages = []
-    for message, found in fields.items():
-        names = list(filter(None, found))
-        if len(names) > 1:
-            names = [f"{', '.join(names[:-1])} and {names[-1]}"]
-            message = message.replace("is ", "are ", 1) if message.startswith("is ") else message
-        messages.append(": ".join([*names, message]))
+        messages.append(": ".join(filter(None, ["" if field == known else field, message])))
     rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
     return "; ".join(messages[:_NAMED_FAULTS]) + rest
 
