@@ -133,8 +133,8 @@ def test_layer_agrees_with_timm(backend: str, causal: bool) -> None:
 )
 def test_auto_makes_whole_maps_on_a_cpu_while_memory_allows(batch, tokens, dtype, forward, trained) -> None:
     q = torch.empty(1, dtype=dtype).expand(batch, 12, tokens, 64)
-    assert choose_backend("auto", q, q[:, :6], 0.0) == forward
-    assert choose_backend("auto", q.clone().requires_grad_(), q[:, :6], 0.0) == trained
+    assert choose_backend("auto", q, q[:, :6]) == forward
+    assert choose_backend("auto", q.clone().requires_grad_(), q[:, :6]) == trained
     assert resolve_backend((batch, 12, tokens, 64), True, q.device, dtype)[0] == trained
 
 

@@ -178,7 +178,7 @@ def test_nodes_of_its_graph_can_be_extracted(dynamic, images) -> None:
 
 
 def test_training_with_drops_and_checkpointing(images) -> None:
-    names = ("drop", "pos_drop", "patch_drop", "proj_drop", "attn_drop", "drop_path")
+    names = ("drop", "pos_drop", "patch_drop", "proj_drop", "drop_path")
     rates = [f"{name}_rate" for name in names]
     tower = timm.create_model(BASE, num_classes=4, **TINY, **dict.fromkeys(rates, 0.2)).train()
     assert not torch.equal(tower(images), tower(images))

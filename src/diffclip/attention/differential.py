@@ -89,7 +89,6 @@ class DifferentialAttention(LambdaAttention, NormedAttention):
             norm_weight=self.norm_weight,
             norm_eps=HEAD_NORM_EPS,
             out_scale=self.out_scale,
-            dropout_p=self.dropout_p,
         )
         return out.transpose(1, 2).flatten(2)
 

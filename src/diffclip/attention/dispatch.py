@@ -38,20 +38,13 @@ def check_backend(name: str) -> str:
     return name
 
 
-def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, backend: str = "auto", dropout_p: float = 0.0
-) -> Tensor:
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, backend: str = "auto") -> Tensor:
     """Plain attention, softmax(Q·Kᵀ/√d)·V, for q, k, v [B, heads, N, d]; returns [B, heads, N, d].
-
-    `dropout_p` is the share of each map's entries to drop. Only "eager" can drop, and it then replaces `backend`.
 
     Raises:
         InputError: unknown backend.
     """
-    check_backend(backend)
-    if dropout_p > 0:
-        return eager.softmax(q, k, v, causal, dropout_p)
-    if backend == "auto":
+    if check_backend(backend) == "auto":
         backend = _choose_softmax(q)
     out: Tensor = BACKENDS[backend].softmax(q, k, v, causal)
     return out
@@ -67,7 +60,6 @@ def differential_attention(
     norm_weight: Tensor | None = None,
     norm_eps: float = 1e-5,
     out_scale: float = 1.0,
-    dropout_p: float = 0.0,
 ) -> Tensor:
     """Differential attention, (softmax(Q1·K1ᵀ/√d) − λ·softmax(Q2·K2ᵀ/√d))·V, with the head norm and factor after it.
 
@@ -83,7 +75,6 @@ def differential_attention(
         norm_weight: [e], the gain of the RMS norm over each head's output, or None for no norm.
         norm_eps: the norm's epsilon.
         out_scale: factor after the norm, (1 − λ_init) in DiffCLIP.
-        dropout_p: share of each map's entries to drop. Only "eager" can drop, and it then replaces `backend`.
 
     Returns:
         [B, H, N, e].
@@ -94,21 +85,16 @@ def differential_attention(
     """
     _check_shapes(q, k, v, norm_weight)
     lam = per_head(lam, v)
-    chosen = choose_backend(backend, q, v, dropout_p)
+    chosen = choose_backend(backend, q, v)
     if chosen == "triton":
         return fused.differential(q, k, v, lam, causal, norm_weight, norm_eps, out_scale)
-    if dropout_p > 0:
-        out = eager.differential(q, k, v, lam, causal, dropout_p)
-    else:
-        out = BACKENDS[chosen].differential(q, k, v, lam, causal)
+    out = BACKENDS[chosen].differential(q, k, v, lam, causal)
     return finish_heads(out, lam.dtype, norm_weight, norm_eps, out_scale).to(v.dtype)
 
 
-def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
+def choose_backend(backend: str, q: Tensor, v: Tensor) -> str:
     """Return the backend for differential attention of q [B, 2·H, N, d] and v [B, H, N, e]."""
     if check_backend(backend) == "auto":
-        if dropout_p > 0:
-            return "eager"
         if q.device.type == "cpu":
             batch, heads, tokens, _ = v.shape
             limit = _CPU_MAP_MIB.get(q.dtype, _CPU_HALF_MAP_MIB)[torch.is_grad_enabled() and q.requires_grad]
@@ -117,7 +103,7 @@ def choose_backend(backend: str, q: Tensor, v: Tensor, dropout_p: float) -> str:
         return "triton" if fused.why_not_faster(q, v) is None else "sdpa"
     if backend == "triton":
         # ask only if needed: the first call of `why_not_fused` launches a kernel
-        reason = "attention dropout needs the maps" if dropout_p > 0 else fused.why_not_fused(q, v)
+        reason = fused.why_not_fused(q, v)
         if reason is not None:
             say_once(f'attention backend "triton" is not used, "eager" takes its place: {reason}')
             return "eager"
@@ -147,7 +133,7 @@ def resolve_backend(
         return _choose_softmax(q), reason
     if device.type == "cuda":
         reason = fused.why_not_faster(q, v) or "measured to be right and faster on this GPU"
-    return choose_backend("auto", q, v, 0.0), reason
+    return choose_backend("auto", q, v), reason
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, norm_weight: Tensor | None) -> None:

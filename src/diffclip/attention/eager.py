@@ -6,7 +6,6 @@ Softmax rows, their difference and λ are float32 at least; the product with V i
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.attention.lambdas import accumulation_dtype
@@ -22,15 +21,13 @@ def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     return maps
 
 
-def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout_p: float = 0.0) -> Tensor:
+def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """A·V for q, k, v [B, heads, N, d]."""
-    return F.dropout(softmax_maps(q, k, causal), dropout_p).to(v.dtype) @ v
+    return softmax_maps(q, k, causal).to(v.dtype) @ v
 
 
-def differential(
-    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool, dropout_p: float = 0.0
-) -> Tensor:
+def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
     """(A1 − λ·A2)·V before the head norm: q, k [B, 2·H, N, d], v [B, H, N, e], λ as `lambdas.per_head` shapes it."""
     # two calls: if both were slices of one tensor, each would fill a gradient of that tensor's size
-    first, second = (F.dropout(softmax_maps(q[:, i::2], k[:, i::2], causal), dropout_p) for i in (0, 1))
+    first, second = (softmax_maps(q[:, i::2], k[:, i::2], causal) for i in (0, 1))
     return (first - lam * second).to(v.dtype) @ v

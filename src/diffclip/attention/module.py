@@ -62,8 +62,7 @@ class AttentionMaps:
 
 
 class SelfAttention(nn.Module, ABC):
-    """The base of all layers. The operator runs on `backend`. Training drops the share `attn_drop` of each map, and
-    `proj_drop` of the output.
+    """The base of all layers. The operator runs on `backend`. Training drops the share `proj_drop` of the output.
 
     A layer of one's own defines `_attend`. Its maps can be looked at if it also defines `attend_through_maps`.
     """
@@ -86,7 +85,6 @@ class SelfAttention(nn.Module, ABC):
         num_heads: int,
         qkv_bias: bool = True,
         proj_bias: bool = True,
-        attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         norm_layer: Any = None,  # timm passes its block norm to every attention layer; the head norm is always RMS
         device: torch.device | None = None,
@@ -101,15 +99,9 @@ class SelfAttention(nn.Module, ABC):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.backend = "auto"
-        self.attn_drop = attn_drop
         self.proj_drop = proj_drop
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
-
-    @property
-    def dropout_p(self) -> float:
-        """The share of each map to drop now: `attn_drop` in training, else 0."""
-        return self.attn_drop if self.training else 0.0
 
     @classmethod
     def has_maps(cls) -> bool:

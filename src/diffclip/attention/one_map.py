@@ -29,7 +29,7 @@ class OneMapAttention(NormedAttention):
         """Project x [B, N, C] to queries and keys [B, H, N, any], and values [B, H, N, 2·d]."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        out = softmax_attention(*self._split(x), causal, self.backend, self.dropout_p)
+        out = softmax_attention(*self._split(x), causal, self.backend)
         return self._finish(out, accumulation_dtype(out.dtype))
 
     def attend_through_maps(

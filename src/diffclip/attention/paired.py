@@ -27,9 +27,7 @@ class PairedAttention(SelfAttention):
         or [B, H, N]."""
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        out = differential_attention(
-            *self.project(x), causal=causal, backend=self.backend, dropout_p=self.dropout_p
-        )
+        out = differential_attention(*self.project(x), causal=causal, backend=self.backend)
         return out.transpose(1, 2).flatten(2)
 
     def attend_through_maps(

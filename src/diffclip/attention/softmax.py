@@ -24,7 +24,7 @@ class SoftmaxAttention(SelfAttention):
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)
-        out = softmax_attention(q, k, v, causal, self.backend, self.dropout_p)
+        out = softmax_attention(q, k, v, causal, self.backend)
         return out.transpose(1, 2).flatten(2)
 
     def attend_through_maps(

@@ -87,7 +87,7 @@ def measure(
             row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
     if AUTO in rows:
         leaf = sets[0].q.detach().requires_grad_()
-        rows[AUTO]["backend"] = choose_backend("auto", leaf, sets[0].v, 0.0)
+        rows[AUTO]["backend"] = choose_backend("auto", leaf, sets[0].v)
     return rows
 
 

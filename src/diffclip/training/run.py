@@ -143,7 +143,7 @@ def train(
             except torch.OutOfMemoryError as error:
                 raise RankError(
                     f"{run}: the GPU's memory is too small: go on with --resume and micro_batch=N or "
-                    "grad_checkpointing=true; --dry-run tells what fits"
+                    "grad_checkpointing=true"
                 ) from error
         return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
