@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from parity import DEVICE, KERNEL_TYPES, TOLERANCES, assert_near, draw, error, exact, fused, poisoned
+from parity import DEVICE, KERNEL_TYPES, TOLERANCES, assert_near, draw, error, exact, fused
 from torch import Tensor
 
 from diffclip import differential_attention
@@ -28,13 +28,6 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         return Plan(forward, plan.rows, plan.keys) if q.shape[-2] < 50 else Plan(forward, large, large)
 
     monkeypatch.setattr(launch, "plan_for", plan_for)
-
-
-def test_poison_reaches_every_kind_of_allocation() -> None:
-    with poisoned():
-        x = torch.empty(4)
-        assert all(y.isnan().all() for y in (x, x.new_empty(3), torch.empty_like(x), torch.empty(2, 2).T))
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("dtype", KERNEL_TYPES)
@@ -71,15 +64,6 @@ def test_head_sizes_match_the_formula(tokens: int, d: int, e: int, causal: bool,
 def test_sequence_lengths_match_the_formula(tokens: int, causal: bool, norm: bool) -> None:
     inputs = draw(1, 1, tokens, 16, 32, norm=norm)
     assert_near(fused(inputs, causal), exact(inputs, causal), 1e-5)
-
-
-def test_one_token_matches_the_formula() -> None:
-    inputs = draw(2, 3, 1, 16, 32, norm=False)
-    actual, expected = fused(inputs, True), exact(inputs, True)
-    for name in ("q", "k"):  # the softmax of one score is constant
-        assert expected.pop(name).abs().max() < 1e-12
-        assert actual[name].abs().max() < 1e-5
-    assert_near(actual, expected, 1e-5)
 
 
 @pytest.mark.parametrize(

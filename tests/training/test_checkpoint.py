@@ -10,7 +10,6 @@ import torch
 from gradients import made_batch, made_model
 
 from diffclip.errors import InputError
-from diffclip.files import checkpoint_of
 from diffclip.training.checkpoint import (
     RunProgress,
     choose_checkpoint,
@@ -20,7 +19,6 @@ from diffclip.training.checkpoint import (
     try_folder,
 )
 from diffclip.training.losses import make_criterion
-from diffclip.weights import load_weights
 
 ALONE = SimpleNamespace(global_rank=0, world_size=1, device=torch.device("cpu"))
 
@@ -86,24 +84,6 @@ def test_a_kill_while_saving_leaves_the_previous_checkpoint_usable(run, stepped,
     assert read_state(best).step == 4
     names = {path.name for path in (run / "checkpoints").iterdir()}
     assert names == {"last", "previous", "best", "step_00000003", "step_00000004"}
-
-
-def without_links(*_: object, **__: object) -> None:
-    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-
-def test_files_stand_for_links_where_links_cannot_be_made(stepped, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "symlink", without_links)
-    try_folder(tmp_path)
-    for step in (1, 2, 3, 4):
-        save_checkpoint(ALONE, tmp_path, *stepped, RunProgress(step, epoch=step), best=step == 2)
-    checkpoints = tmp_path / "checkpoints"
-    assert (checkpoints / "last").read_text() == "step_00000004\n"
-    kept = {path.name for path in checkpoints.iterdir() if path.is_dir()}
-    assert kept == {"step_00000002", "step_00000003", "step_00000004"}
-    assert checkpoint_of(tmp_path) == checkpoint_of(checkpoints / "best") == checkpoints / "step_00000002"
-    assert choose_checkpoint(tmp_path) == checkpoints / "step_00000004"
-    load_weights(made_model(), checkpoints / "last")
 
 
 def test_no_failure_of_publishing_deletes_a_checkpoint(run, stepped, monkeypatch) -> None:
