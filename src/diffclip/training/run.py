@@ -120,8 +120,13 @@ def train(
                 backend, reason = gather(fabric, resolved)[0]
             recipe = recipe.model_copy(update={"attention_backend": backend})
         resources.enter_context(explain_lost_processes(fabric))
+        found = None
         with shared_errors(fabric):
-            found = _find_checkpoint(recipe, run, resume, resources) if is_first else None
+            if is_first:
+                check_folder(recipe, run, resume)
+                if is_started(run):
+                    resources.enter_context(lock_folder(run))
+                    found = choose_checkpoint(run)
         checkpoint = gather(fabric, found)[0]
         progress = read_state(checkpoint) if checkpoint is not None else RunProgress()
         if progress.epoch >= recipe.epochs:
@@ -236,15 +241,6 @@ def _resolve_backend(recipe: Recipe, fabric: Any) -> tuple[str, str]:
     return resolve_backend(shape, vision.is_differential, fabric.device, dtype)
 
 
-def _find_checkpoint(recipe: Recipe, run: Path, resume: bool, resources: ExitStack) -> Path | None:
-    """Find the checkpoint of `run` to resume, and lock the folder while `resources` is open; None for a new run."""
-    check_folder(recipe, run, resume)
-    if not is_started(run):
-        return None
-    resources.enter_context(lock_folder(run))
-    return choose_checkpoint(run)
-
-
 def _prepare(
     fabric: Any,
     recipe: Recipe,
@@ -280,7 +276,12 @@ def _prepare(
     _check_order(progress, loader, fabric, run)
     with shared_errors(fabric):
         if rank == 0:
-            _claim(recipe, run, checkpoint is None, resources)
+            if checkpoint is None:
+                resources.enter_context(lock_folder(run))
+                if is_started(run):
+                    raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
+            try_folder(run)
+            write_text(run / RECIPE_FILE, recipe.to_yaml())
     torch.manual_seed(recipe.seed + rank)
     if recipe.compile:
         compile_blocks(model)
@@ -300,16 +301,6 @@ def _prepare(
     return Trainer(
         recipe, run, fabric, stop, loader, scorer, model, wrapped, optimizer, wrapped_optimizer, progress
     )
-
-
-def _claim(recipe: Recipe, run: Path, is_new: bool, resources: ExitStack) -> None:
-    """Write the recipe into the folder of `run`; a new run makes and locks the folder first."""
-    if is_new:
-        resources.enter_context(lock_folder(run))
-        if is_started(run):
-            raise InputError(f"{run} was trained by another process meanwhile: go on with --resume")
-    try_folder(run)
-    write_text(run / RECIPE_FILE, recipe.to_yaml())
 
 
 def _check_order(progress: RunProgress, loader: CaptionLoader, fabric: Any, run: Path) -> None:
