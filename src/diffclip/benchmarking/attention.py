@@ -6,7 +6,7 @@ import functools
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from diffclip.benchmarking.operators import (
     why_not,
 )
 from diffclip.benchmarking.timing import Sampler, describe_error, make_sampler, summarize, take_turns
+from diffclip.data.workers import Progress
 
 KINDS = ("forward", "both")
 _MOST_SETS = 8
@@ -47,15 +48,13 @@ def measure(
     dtype: torch.dtype,
     rounds: int,
     seconds: float | None = None,
-    names: tuple[str, ...] | None = None,
-    tell: Callable[[], None] = lambda: None,
+    names: Sequence[str] = tuple(OPERATORS),
 ) -> Rows:
     """Time each operator for inputs of `shape`.
 
     Args:
         rounds, seconds: as in `take_turns`; `seconds` includes the preparation.
-        names: the operators to time; None: all of them.
-        tell: called after the preparation of each operator and after every round.
+        names: the operators to time.
 
     Returns:
         name → `forward` (without gradients) and `both` (forward and backward), each with `median_ms`, `low_ms`,
@@ -64,7 +63,7 @@ def measure(
     """
     started = time.perf_counter()
     sets = [make_inputs(shape, device, dtype, seed) for seed in range(_count_sets(shape, device, dtype))]
-    rows: Rows = {name: {} for name in names or OPERATORS}
+    rows: Rows = {name: {} for name in names}
     samplers: dict[str, Sampler] = {}
     for name in rows:
         why = why_not(name, sets[0])
@@ -75,9 +74,8 @@ def measure(
             why = describe_error(error)
         if why is not None:
             _drop(name, why, rows, samplers)
-        tell()
     remaining = None if seconds is None else max(0.0, seconds - (time.perf_counter() - started))
-    samples, failures = take_turns(samplers, rounds, remaining, tell)
+    samples, failures = take_turns(samplers, rounds, remaining)
     for key, why in failures.items():
         _drop(key.split(" ", 1)[1], why, rows, samplers)
     for name, row in rows.items():
@@ -126,12 +124,12 @@ def _drop(name: str, reason: str, rows: Rows, samplers: dict[str, Sampler]) -> N
         torch.cuda.empty_cache()
 
 
-def measure_backends(device: torch.device, seconds: float, tell: Callable[[], None]) -> dict[str, Any]:
+def measure_backends(device: torch.device, seconds: float, progress: Progress) -> dict[str, Any]:
     """Measure every backend on a CPU or CUDA device, beside plain attention and timm's arrangement.
 
     Args:
         seconds: about how long to measure.
-        tell: called often, to show progress.
+        progress: called after each tower.
 
     Returns:
         `about` (the machine), `towers` (the shape, the choice of "auto" and the rows of `measure`, by name),
@@ -141,7 +139,8 @@ def measure_backends(device: torch.device, seconds: float, tell: Callable[[], No
     end, rows = time.perf_counter() + seconds, {}
     for index, (tower, shape) in enumerate(shapes.items()):
         share = (end - time.perf_counter()) / (len(shapes) - index)
-        rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, share, None, tell)
+        rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, share)
+        progress("towers", 1, len(shapes))
     auto = {tower: times[AUTO]["backend"] for tower, times in rows.items()}
     backend, line = advise(rows, auto)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()

@@ -79,14 +79,11 @@ def _time_by_events(run: Callable[[], object], repeats: int, device: torch.devic
 
 
 def take_turns(
-    samplers: Mapping[str, Sampler],
-    rounds: int,
-    seconds: float | None = None,
-    tell: Callable[[], None] = lambda: None,
+    samplers: Mapping[str, Sampler], rounds: int, seconds: float | None = None
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Return samples by name, one of each per round after a warm-up round, and the errors of failed samplers.
 
-    Stop after `rounds`, or after `seconds` if at least three rounds are done. `tell` is called after every round.
+    Stop after `rounds`, or after `seconds` if at least three rounds are done.
     """
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     failures: dict[str, str] = {}
@@ -106,7 +103,6 @@ def take_turns(
                 continue
             if turn:
                 samples[name].append(milliseconds)
-        tell()
     return samples, failures
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,15 +42,7 @@ def bench(
 
     verdicts = judge(chosen_device, seconds / 4) if chosen_device.type == "cuda" else []
     with show_progress("bench") as progress:
-        started, reported = time.perf_counter(), 0
-
-        def tell() -> None:
-            nonlocal reported
-            passed = min(round(time.perf_counter() - started), round(seconds))
-            progress("seconds", passed - reported, round(seconds))
-            reported = passed
-
-        result = attention.measure_backends(chosen_device, seconds, tell)
+        result = attention.measure_backends(chosen_device, seconds, progress)
     if as_json:
         print(json.dumps(result, indent=1))
     else:
