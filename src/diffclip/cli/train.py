@@ -61,9 +61,7 @@ def train(
     accelerator: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="The device.")] = "auto",
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Check the data, time ten steps, print the plan of the run, and exit."
-        ),
+        typer.Option("--dry-run", help="Open the data, time ten steps, print the plan of the run, and exit."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`diffclip train RECIPE --dry-run`: show what a run needs, and check that it can start."""
+"""`diffclip train RECIPE --dry-run`: open the data of a run, and show its plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diffclip.cli.console import print_table, say
-from diffclip.errors import DiffCLIPError, Fault, InputError, require_group
+from diffclip.errors import DiffCLIPError, InputError, require_group
 from diffclip.files import printable
 from diffclip.training.launch import Hardware
 from diffclip.training.logging import duration
@@ -18,12 +18,9 @@ from diffclip.training.recipe import Recipe
 from diffclip.training.run import build_model, load_initial_weights, open_training_data, open_validation_data
 from diffclip.training.run_folder import check_folder, is_started
 
-# training images to read as a trial
-_READ = 8
-
 
 def show_dry_run(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, as_json: bool) -> None:
-    """Check the data of a run, and print its plan for devices like those of this machine. Write nothing.
+    """Open the data of a run, and print its plan for devices like those of this machine. Write nothing.
 
     If the run cannot start, raise the last reason as `InputError`, and print the other reasons on stderr.
     """
@@ -34,10 +31,23 @@ def show_dry_run(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, as
     samples, findings, problems = None, recipe.notes(), list[str]()
     with _noting(problems):
         require_group("train", "lightning")
+    with _noting(problems, "training data: "):
+        data = recipe.data.model_copy(update={"workers": 0, "memory": False})
+        with closing(open_training_data(recipe.model_copy(update={"data": data}), 0, world)) as loader:
+            samples = loader.samples
+        findings.append(
+            f"training data: {samples:,} samples per epoch in {loader.batches_per_epoch:,} batches, "
+            f"{loader.dropped:,} left out of each"
+        )
+        findings += [f"training data: {fault}" for fault in loader.faults[:3]]
     with _noting(problems):
-        samples = _look_at_training_data(recipe, world, findings)
-    with _noting(problems):
-        _look_at_validation_data(recipe, findings)
+        validation = open_validation_data(recipe)
+        if validation is None:
+            findings.append("validation data: none, so that no checkpoint is kept as the best (data.val)")
+        else:
+            captions = sum(map(len, validation.captions))
+            findings.append(f"validation data: {len(validation):,} images with {captions:,} captions")
+            findings += [f"validation data: {fault}" for fault in validation.faults[:3]]
     with _noting(problems):
         if recipe.weights and not is_started(run):  # a run that goes on does not read them
             load_initial_weights(build_model(recipe), recipe.weights)
@@ -57,49 +67,12 @@ def show_dry_run(recipe: Recipe, run: Path, resume: bool, hardware: Hardware, as
 
 
 @contextmanager
-def _noting(problems: list[str]) -> Iterator[None]:
+def _noting(problems: list[str], subject: str = "") -> Iterator[None]:
     """Add the error of the block to `problems` instead of raising it."""
     try:
         yield
     except DiffCLIPError as error:
-        problems.append(str(error))
-
-
-def _look_at_training_data(recipe: Recipe, world: int, findings: list[str]) -> int:
-    """Open the training data, and read a few images; return the number of samples per epoch."""
-    data = recipe.data.model_copy(update={"workers": 0, "memory": False})
-    try:
-        loader = open_training_data(recipe.model_copy(update={"data": data}), 0, world)
-    except DiffCLIPError as error:
-        raise InputError(f"training data: {error}") from None
-    pairs, expected = loader.pairs, recipe.data.expected_samples
-    findings.append(
-        f"training data: {loader.samples:,} samples per epoch in {loader.batches_per_epoch:,} batches, "
-        f"{loader.dropped:,} left out of each"
-    )
-    if expected is not None and abs(loader.samples - expected) > 0.02 * expected:
-        findings.append(f"training data: {loader.samples:,} samples where the recipe expects {expected:,}")
-    tried = min(_READ, len(pairs))
-    # read the first samples of remote shards: if an index lies beside the shards, only the first shard is fetched
-    step = 1 if pairs.tars.is_remote else len(pairs) // tried
-    with closing(loader):
-        read = [pairs[i * step] for i in range(tried)]
-    broken = [sample for sample in read if isinstance(sample, Fault)]
-    findings += [f"training data: {fault}" for fault in (*loader.faults[:3], *broken[:3])]
-    summary = f"training data: {tried - len(broken)} of {tried} images that were tried can be read"
-    if len(broken) == tried:
-        raise InputError(summary)
-    findings.append(summary)
-    return loader.samples
-
-
-def _look_at_validation_data(recipe: Recipe, findings: list[str]) -> None:
-    data = open_validation_data(recipe)
-    if data is None:
-        findings.append("validation data: none, so that no checkpoint is kept as the best (data.val)")
-        return
-    findings.append(f"validation data: {len(data):,} images with {sum(map(len, data.captions)):,} captions")
-    findings += [f"validation data: {fault}" for fault in data.faults[:3]]
+        problems.append(f"{subject}{error}")
 
 
 def _show_plan(plan: RunPlan) -> None:
