@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from optimizer_steps import KilledError, before_step, die
 from tiny_recipe import changed
 from torch.distributed.elastic.utils.distributed import get_free_port
 from zeroed_images import zero_images
 
+from diffclip.cli.main import main
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe
@@ -137,13 +140,34 @@ def test_runs_resume_with_another_number_of_processes_or_strategy(recipe: Recipe
     assert_same_curve(whole, run)
 
 
-def ended_with_input_error(process: subprocess.Popen[str]) -> str:
-    """Return stderr, which must have exactly one line of ours."""
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2, stderr
-    assert len([line for line in stderr.splitlines() if line.startswith("diffclip: ")]) == 1, stderr
-    assert "Traceback" not in stderr
-    return stderr
+def command_line(*words: str) -> None:
+    sys.argv = ["diffclip", *words]
+    main()
+
+
+def begin_ranks(recipe: Recipe, run: Path) -> list[tuple[ForkServerProcess, Path]]:
+    """Train in two processes as SLURM starts them; return each process with the file of its output."""
+    file, port, logs = run.with_suffix(".yaml"), get_free_port(), [run.with_suffix(f".{r}") for r in "01"]
+    file.write_text(recipe.to_yaml())
+    words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
+    variables = [started_as("slurm", rank, port)[1] for rank in range(2)]
+    return [
+        (forked.begin(log, command_line, *words, OMP_NUM_THREADS="1", **own), log)
+        for log, own in zip(logs, variables, strict=True)
+    ]
+
+
+def ended(ranks: list[tuple[ForkServerProcess, Path]]) -> tuple[list[int | None], list[str]]:
+    """Wait for the processes; return their exit codes and outputs."""
+    for process, _ in ranks:
+        process.join(300)
+    return [process.exitcode for process, _ in ranks], [log.read_text() for _, log in ranks]
+
+
+def lines_of(output: str) -> list[str]:
+    """Return the lines of ours in an output without a traceback."""
+    assert "Traceback" not in output
+    return [line for line in output.splitlines() if line.startswith("diffclip: ")]
 
 
 def started_as(launcher: str, rank: int, port: int) -> tuple[list[str], dict[str, str]]:
@@ -179,48 +203,38 @@ def test_torchrun_or_manual_nodes_can_start_the_processes(launcher, alone, recip
 
 @pytest.mark.slow
 def test_a_rank_reports_its_killed_peer_in_one_line_without_a_launcher(alone, recipe, tmp_path) -> None:
-    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", get_free_port()
-    file.write_text(changed(recipe, epochs=60).to_yaml())
-    arguments = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "diffclip.cli", *arguments]
-    ranks = [begun(command, **started_as("slurm", rank, port)[1]) for rank in range(2)]
-    wait_for(ranks[0], run, 3)
+    run = tmp_path / "run"
+    ranks = begin_ranks(changed(recipe, epochs=60), run)
+    while len(metrics(run)) < 3:
+        assert ranks[0][0].exitcode is None, ranks[0][1].read_text()
+        time.sleep(0.02)
     assert json.loads((run / "about.json").read_text())["starts"][0]["processes"]["world"] == 2
-    ranks[1].kill()
-    _, stderr = ranks[0].communicate(timeout=300)
-    ranks[1].communicate()
-    assert ranks[0].returncode == 1, stderr
-    [line] = [line for line in stderr.splitlines() if line.startswith("diffclip: ")]
+    ranks[1][0].kill()
+    codes, outputs = ended(ranks)
+    assert codes == [1, -signal.SIGKILL], outputs
+    [line] = lines_of(outputs[0])
     assert "process 0 of 2 lost contact with another process" in line
-    assert metrics(run)[0]["loss"] == pytest.approx(metrics(alone)[0]["loss"], rel=1e-5)
     assert line.endswith("go on with --resume")
-    assert "Traceback" not in stderr
+    assert metrics(run)[0]["loss"] == pytest.approx(metrics(alone)[0]["loss"], rel=1e-5)
 
 
 @pytest.mark.slow
 def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path: Path) -> None:
-    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", get_free_port()
-    file.write_text(changed(recipe, batch_size=9).to_yaml())
-    arguments = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
-    command = [sys.executable, "-m", "diffclip.cli", *arguments]
-    ranks = [begun(command, **started_as("slurm", rank, port)[1]) for rank in range(2)]
-    assert "batch_size 9 cannot be shared equally by 2 processes" in ended_with_input_error(ranks[0])
-    assert "diffclip: " not in ranks[1].communicate(timeout=300)[1]
-    assert ranks[1].returncode == 2
-    assert not run.exists()
-    file.write_text(changed(recipe, lr=1e30, lr_start=1e30).to_yaml())
-    port = get_free_port()
-    ranks = [begun(command, **started_as("slurm", rank, port)[1]) for rank in range(2)]
-    messages = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1], messages
-    assert ["start again with a lower lr" in message for message in messages] == [True, False]
+    codes, outputs = ended(begin_ranks(changed(recipe, batch_size=9), tmp_path / "run"))
+    assert codes == [2, 2], outputs
+    [[line], none] = map(lines_of, outputs)
+    assert "batch_size 9 cannot be shared equally by 2 processes" in line
+    assert none == []
+    assert not (tmp_path / "run").exists()
+    codes, outputs = ended(begin_ranks(changed(recipe, lr=1e30, lr_start=1e30), tmp_path / "diverged"))
+    assert codes == [1, 1], outputs
+    assert ["start again with a lower lr" in output for output in outputs] == [True, False]
     # with a window, each process has its own shards: here, one process has a shard of broken samples
     [shard] = Path(str(recipe.data.train)).glob("*.tar")
     train = zero_images(shard, tmp_path / "train" / "broken.tar", range(40)).parent
     shutil.copy(shard, train / "whole.tar")
     process = start(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "broken")
-    assert "of one process in " in ended_with_input_error(process)
-    taken = tmp_path / "taken"
-    (taken / "metrics.jsonl").mkdir(parents=True)  # in the way of a file that only rank 0 writes
-    (taken / "recipe.yaml").write_text(recipe.to_yaml())
-    assert "metrics.jsonl" in ended_with_input_error(start(recipe, taken))
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 2, stderr
+    [line] = lines_of(stderr)
+    assert "of one process in " in line
