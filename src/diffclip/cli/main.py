@@ -5,13 +5,16 @@ Nothing here or at the top of a command's file imports torch, so that `--help` a
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.exceptions import TyperException
 
 from diffclip.cli.attend import attend
@@ -24,7 +27,6 @@ from diffclip.cli.data import data
 from diffclip.cli.demo import demo
 from diffclip.cli.evaluate import evaluate
 from diffclip.cli.explore import explore
-from diffclip.cli.help import Command
 from diffclip.cli.push import push
 from diffclip.cli.report import report
 from diffclip.cli.study import study
@@ -36,6 +38,22 @@ from diffclip.files import printable
 from diffclip.version import __version__
 
 _INTERRUPTED = 130  # also what typer returns when it has caught Ctrl-C itself
+_PLACEHOLDERS = {str: "<text>", int: "<number>", float: "<number>", Path: "<path>", bool: ""}
+
+
+class Command(TyperCommand):
+    """A command with help of one look: arguments in capitals; options with <text>, <number>, <path> or a choice."""
+
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
+        paragraphs = inspect.cleandoc(help or "").split("\n\n")
+        super().__init__(*args, help="\n\n".join(" ".join(text.split()) for text in paragraphs), **settings)
+        for param in self.params:
+            if isinstance(param, TyperArgument):
+                param.metavar = param.metavar or param.name.upper()
+            elif isinstance(param, TyperOption) and param.metavar is None:
+                kind = param.type_descriptor.annotation
+                param.metavar = _PLACEHOLDERS.get(next(iter(get_args(kind)), kind))
+
 
 app = typer.Typer(
     name="diffclip",
