@@ -207,7 +207,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
     """Return the time of the fastest of 20 samples, because a ceiling is the best that the device can do."""
-    sampler = make_sampler([call], device)
+    sampler = make_sampler(call, device)
     return min(sampler() for _ in range(20)) / 1000
 
 

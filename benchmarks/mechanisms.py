@@ -85,7 +85,7 @@ def time_steps(names: list[str], seconds: float) -> dict[str, float]:
             torch.randint(1, text.vocab_size - 1, (BATCH, text.context_length)),
         )
         steps = Steps(CLIP(config, seed=0), device, "fp32")
-        samplers[name] = make_sampler([partial(steps, "training", batch)], device)
+        samplers[name] = make_sampler(partial(steps, "training", batch), device)
     samples, _ = take_turns(samplers, 30, seconds)
     # each round has every model, so that a ratio of a round is about one state of the machine
     return {

@@ -29,7 +29,6 @@ from diffclip.benchmarking.timing import Sampler, describe_error, make_sampler, 
 from diffclip.data.workers import Progress
 
 KINDS = ("forward", "both")
-_MOST_SETS = 8
 # ViT-B/16's towers; on a GPU the batch fills the chip
 SHAPES = {
     "cpu": {"vision": Shape(8, 12, 197), "text": Shape(32, 8, 77, causal=True)},
@@ -62,14 +61,14 @@ def measure(
         An operator that cannot run has only `why`. "auto" also has the name of its `backend` (with a backward pass).
     """
     started = time.perf_counter()
-    sets = [make_inputs(shape, device, dtype, seed) for seed in range(_count_sets(shape, device, dtype))]
+    inputs = make_inputs(shape, device, dtype, seed=0)
     rows: Rows = {name: {} for name in names}
     samplers: dict[str, Sampler] = {}
     for name in rows:
-        why = why_not(name, sets[0])
+        why = why_not(name, inputs)
         try:
             for kind in () if why else KINDS:
-                samplers[f"{kind} {name}"], rows[name][kind] = _prepare(OPERATORS[name], kind, sets, device)
+                samplers[f"{kind} {name}"], rows[name][kind] = _prepare(OPERATORS[name], kind, inputs, device)
         except Exception as error:  # the other operators go on
             why = describe_error(error)
         if why is not None:
@@ -84,35 +83,23 @@ def measure(
                 row[kind] |= summarize(samples[f"{kind} {name}"])
             row["backward"] = {"median_ms": row["both"]["median_ms"] - row["forward"]["median_ms"]}
     if AUTO in rows:
-        leaf = sets[0].q.detach().requires_grad_()
-        rows[AUTO]["backend"] = choose_backend("auto", leaf, sets[0].v)
+        rows[AUTO]["backend"] = choose_backend("auto", inputs.q.detach().requires_grad_(), inputs.v)
     return rows
 
 
 def _prepare(
-    operator: Operator, kind: str, sets: list[Inputs], device: torch.device
+    operator: Operator, kind: str, inputs: Inputs, device: torch.device
 ) -> tuple[Sampler, dict[str, Any]]:
     """Make a sampler of one operator, forward alone or with backward, and measure its memory."""
     run = operator.forward_and_backward if kind == "both" else torch.no_grad()(operator.forward)
-    calls = [functools.partial(run, inputs) for inputs in sets]
-    memory: dict[str, Any] = {}
+    sampler, memory = make_sampler(functools.partial(run, inputs), device), dict[str, Any]()
     if device.type == "cuda":
-        calls[0]()
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        calls[0]()
+        run(inputs)
         memory["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
-    return make_sampler(calls, device), memory
-
-
-def _count_sets(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:
-    """Count the input sets: on a GPU several times its cache, so that inputs are read from memory, not from cache."""
-    if device.type != "cuda":
-        return 1  # a layer in a model has its inputs in the cache too
-    cache = torch.cuda.get_device_properties(device).L2_cache_size
-    inputs = 3 * shape.batch * shape.tokens * shape.width * dtype.itemsize
-    return max(2, min(_MOST_SETS, -(-4 * cache // inputs)))
+    return sampler, memory
 
 
 def _drop(name: str, reason: str, rows: Rows, samplers: dict[str, Sampler]) -> None:

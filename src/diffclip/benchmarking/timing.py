@@ -1,12 +1,7 @@
-"""Measure milliseconds in samples that take turns, so that noise of the machine affects all operators alike.
-
-On a GPU the work is recorded as a graph and replayed between two events, so that the times contain neither the kernels'
-start from Python nor their first compilation. Work that cannot be recorded is timed as it runs.
-"""
+"""Measure milliseconds in samples that take turns, so that noise of the machine affects all operators alike."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,67 +10,27 @@ import torch
 
 from diffclip.errors import StoppedError
 
-Call = Callable[[], object]
 Sampler = Callable[[], float]
 _LEAST_ROUNDS = 3
-_SAMPLE_MS = 4.0  # of work in a sample on a GPU, because the events' resolution is limited
+_SAMPLE_MS = 4  # of work in a sample on a GPU
 
 
-def make_sampler(calls: Sequence[Call], device: torch.device) -> Sampler:
-    """Warm up `calls`, the same work on different inputs; return a sampler of the mean milliseconds of a call.
+def make_sampler(call: Callable[[], object], device: torch.device) -> Sampler:
+    """Warm up `call`; return a sampler of its milliseconds. On a GPU, its cache is emptied before each call."""
+    call()
 
-    On a GPU it replays a graph of the calls. Errors of the calls are not caught.
-    """
-    if device.type != "cuda":
-        _run_all(calls)
-        return functools.partial(_time_by_clock, calls)
-    stream = _side_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # compiles, and initializes libraries
-        _run_all([*calls, *calls])
-    torch.cuda.synchronize(device)
-    run: Call = functools.partial(_run_all, calls)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=stream):
-            _run_all(calls)
-        run = graph.replay
-    except RuntimeError:  # some work waits for the host
-        torch.cuda.synchronize(device)
-        _side_stream.cache_clear()  # the failed recording may have left it unusable
-    run_ms = _time_by_events(run, 1, device)
-    repeats = max(1, min(200, round(_SAMPLE_MS / max(run_ms, 1e-3))))
-    return lambda: _time_by_events(run, repeats, device) / len(calls)
-
-
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for all recordings."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _run_all(calls: Sequence[Call]) -> None:
-    for call in calls:
+    def sample() -> float:
+        started = time.perf_counter()
         call()
+        return 1000 * (time.perf_counter() - started)
 
+    def sample_gpu() -> float:
+        from triton.testing import do_bench
 
-def _time_by_clock(calls: Sequence[Call]) -> float:
-    started = time.perf_counter()
-    _run_all(calls)
-    return 1000 * (time.perf_counter() - started) / len(calls)
+        with torch.cuda.device(device):
+            return float(do_bench(call, warmup=1, rep=_SAMPLE_MS, return_mode="median"))
 
-
-def _time_by_events(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the milliseconds of one `run`. An untimed run goes first, so that the GPU never waits for the host."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    with torch.cuda.device(device):  # the events are on its stream
-        run()
-        start.record()
-        for _ in range(repeats):
-            run()
-        end.record()
-    torch.cuda.synchronize(device)
-    return float(start.elapsed_time(end)) / repeats
+    return sample_gpu if device.type == "cuda" else sample
 
 
 def take_turns(
