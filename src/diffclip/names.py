@@ -1,6 +1,6 @@
-"""Names of tasks, sets, metrics, maps and corruptions, with their labels for people. Imports no package."""
+"""Names of tasks, sets, metrics and maps, with their labels for people. Imports no package."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 TASKS = {
     "zero-shot": "zero-shot",
@@ -18,7 +18,9 @@ TASKS = {
 """The tasks of `diffclip evaluate`."""
 OTHER_TASKS = {"pope": "POPE", "pope-blind": "blind POPE", "out-of-domain": "out of domain"}
 """Names of records that are no tasks of `diffclip evaluate`."""
-CORRUPTIONS = ("noise", "blur", "jpeg", "contrast")
+Group = Literal["sweep", "models", "ablations"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+"""The groups of a study's runs, in the order of the runs."""
 DATASETS = {
     "caltech101": "Caltech-101",
     "dtd": "DTD",
@@ -65,8 +67,6 @@ METRICS = {
     "statement_accuracy": Metric("statement accuracy"),
     "group_match": Metric("right matchings of a pair"),
     "mean_of_shifts": Metric("mean of the shifts"),
-    "mean_of_all": Metric("mean of base and shifts"),
-    "drop": Metric("drop from base to shifts", -1),
     "score": Metric("validation score"),
     "mean_recall": Metric("mean recall"),
     "f1": Metric("F1"),

@@ -1,12 +1,10 @@
 import re
-import shutil
 from functools import partial
 from pathlib import Path
 
 import in_process
 import numpy as np
 import pytest
-from made_records import make_run
 from PIL import Image
 from tiny import WORDED
 
@@ -104,33 +102,3 @@ def test_models_of_the_same_variant_get_distinct_labels(save_model, image_folder
         call(image_folder / "red.png", "--text", "x", *options, "--output", tmp_path / "x.npz")
         labels.append(np.load(tmp_path / "x.npz")["models"].tolist())
     assert labels == [["DiffCLIP"], ["first", "second"], [str(a_first), str(b_first)]]
-
-
-def test_report_with_attention_has_figures_2_and_6(tmp_path, save_model, plain, caption_set, monkeypatch):
-    monkeypatch.setattr("diffclip.report.page.png_of", lambda figure, dpi: b"")
-    monkeypatch.setattr("diffclip.report.page.write_figure", lambda file, figure: file)
-    for seed in (0, 1):
-        run = make_run(tmp_path / "runs" / f"DiffCLIP-s{seed}", "DiffCLIP", seed)
-        save_model(run / "checkpoints" / "best", seed=seed)
-    run = make_run(tmp_path / "runs" / "CLIP-s0", "CLIP")
-    shutil.copytree(plain, run / "checkpoints" / "last")
-    page, figures = tmp_path / "page.html", tmp_path / "figures"
-    outputs = ("--output", page, "--figures", figures)
-    in_process.call("report", tmp_path / "runs", "--attention", caption_set, *outputs)
-    assert list(figures.glob("figure_2*.png"))
-    text = page.read_text()
-    assert "Figure 2: which patches speak for each text" in text
-    assert "Figure 6: models side by side" in text
-    assert "8 more images of plain" in text
-    assert f"--attention {caption_set}" in text
-
-
-def test_figure_2_of_a_class_set_uses_class_names_as_texts(model_folder, class_set):
-    from diffclip.data.open_set import open_set
-    from diffclip.report.examples import paper_figures
-
-    extras = paper_figures({"DiffCLIP": diffclip.load(model_folder)}, open_set(class_set, "test"))
-    (figure,) = extras["figure_2"].figures
-    titles = {axes.get_title().replace("\n", " ") for axes in figure.axes}
-    assert len(titles & {f"a photo of {name}." for name in ("red", "green", "blue")}) == 2
-    assert "its own class" in extras["figure_2"].text

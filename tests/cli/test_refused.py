@@ -127,13 +127,8 @@ LATER = [
     ("evaluate model --suite paper --data-root gone", "--data-root gone is not a folder: name the one that"),
     ("evaluate model --data colours --device cuda:99", "device 'cuda:99' is not available"),
     ("evaluate model --data colours --prompt 'a {c}'", "'a {c}' is for focus and faithfulness: add --task"),
-    ("evaluate model --data colours --task few-shot --corrupt noise:3", "has no train split, which few"),
-    # the corruption and the output are checked before the model is loaded
-    ("evaluate broken.pt --data colours --corrupt noise", "has no severity: write, for example, noise:3"),
-    (
-        "evaluate broken.pt --data colours --corrupt noise:6",
-        "there is no corruption noise:6: give noise, blur",
-    ),
+    ("evaluate model --data colours --task few-shot", "has no train split, which few"),
+    # the output is checked before the model is loaded
     ("evaluate broken.pt --data colours --output photos", "cannot write photos: "),
     ("evaluate broken.pt --data colours --output other.csv", "other.csv, line 1 is not a record"),
     ("evaluate broken.pt --data colours --output /dev/null", "/dev/null is not a regular file"),

@@ -48,9 +48,8 @@ def test_pages_have_a_title_and_the_command_and_other_endings_are_refused(runs, 
 
 def test_figures_and_tables_are_written_into_folders(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    printed = call("runs", "--tables", "out/tables", "--figures", "out/figures", "--paper").splitlines()
-    assert {"wrote out/figures/forest.png", "wrote out/tables/retrieval.tex"} <= set(printed)
-    assert "(paper)" in (tmp_path / "out" / "tables" / "retrieval.md").read_text()
+    printed = call("runs", "--tables", "out/tables", "--figures", "out/figures").splitlines()
+    assert {"wrote out/figures/forest.png", "wrote out/tables/comparison.tex"} <= set(printed)
     assert len(printed) == len(list((tmp_path / "out").glob("*/*")))
     assert "wrote out/figures/forest.pdf" in call("runs", "--figures", "out/figures", "--format", "pdf")
     assert call("runs") == "wrote report.html\n"

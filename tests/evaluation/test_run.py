@@ -14,7 +14,6 @@ from subjects import run, setting, subject
 from diffclip.config import OPENAI_MEAN, OPENAI_STD, PreprocessConfig
 from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
-from diffclip.evaluation.corruptions import PARAMETERS, CorruptedTransform
 from diffclip.evaluation.records import read_records
 from diffclip.evaluation.results_file import ResultsFile, outcome_key
 from diffclip.evaluation.run import TASKS, Sets, run_entries, run_task
@@ -74,14 +73,13 @@ def test_finished_tasks_are_reused_and_other_weights_measured_again(classes, tmp
     assert not any(result.reused for result in run(second, *entries, file=path))
 
 
-def test_probes_do_not_learn_from_parts_of_splits_or_corruptions(tmp_path):
+def test_probes_do_not_learn_from_parts_of_splits(tmp_path):
     folder = str(write_class_set(tmp_path / "colors", dict.fromkeys(("train", "val", "test"), LABELS), 6))
     (probe,) = run(CLIP, Entry("linear-probe", folder, ("val[24:]",)))
     assert "a stratified fifth of train" in probe.records[0].protocol
     for task in ("linear-probe", "few-shot"):
-        rest, noisy = run(CLIP, Entry(task, folder, ("train[:24]",)), Entry(task, folder, corruption="noise"))
+        (rest,) = run(CLIP, Entry(task, folder, ("train[:24]",)))
         assert "learns from the split train" in str(rest.error)
-        assert "corruptions shift test images" in str(noisy.error)
 
 
 def test_sets_with_equal_images_keep_their_own_labels(tmp_path):
@@ -118,18 +116,6 @@ def test_a_changed_set_is_measured_again(tmp_path):
     run(CLIP, entry, file=path)
     write_masked(tmp_path / "set", animals(5))
     assert not run(CLIP, entry, file=path)[0].reused
-
-
-def test_sets_of_one_folder_name_are_told_apart(tmp_path):
-    path = tmp_path / "results.jsonl"
-    folders = [write_masked(tmp_path / name / "set", animals(count)) for count, name in ((4, "a"), (5, "b"))]
-    for _ in range(2):
-        measured = [run(CLIP, Entry("focus", str(folder)), file=path)[0] for folder in folders]
-        assert [{record.dataset for record in one.records} for one in measured] == [{"set"}, {"b/set"}]
-    assert all(one.reused for one in measured)
-    assert {record.dataset for record in read_records(path)} >= {"set", "b/set"}
-    (tmp_path / "a").rename(tmp_path / "c")  # a set that was moved keeps its name
-    assert run(CLIP, Entry("focus", str(tmp_path / "c" / "set")), file=path)[0].reused
 
 
 def test_records_from_two_writers_of_one_file_are_all_kept(tmp_path):
@@ -182,15 +168,12 @@ def test_the_protocol_says_how_images_are_prepared():
     assert str(openai) == "shorter edge 256 px bicubic, center crop 224 px, openai statistics"
     custom = EvalTransform(224, PreprocessConfig(**fields | {"mean": (0.5, 0.5, 0.5)}))
     assert str(custom).endswith("own statistics")
-    noisy = CorruptedTransform(plain, "noise", 3)
-    assert str(noisy).endswith("imagenet statistics, noise 3 of 5")
 
 
 def test_suites_have_valid_entries_and_the_paper_suite_has_its_tables():
     for entries in SUITES.values():
         assert len(set(entries)) == len(entries)
         assert {entry.task for entry in entries} <= set(TASKS)
-        assert {entry.corruption for entry in entries} <= {None, *PARAMETERS}
     by_task = {}
     for entry in SUITES["paper"]:
         by_task.setdefault(entry.task, set()).add(entry.dataset)

@@ -105,7 +105,7 @@ def test_equivalence_needs_a_margin():
 
 @pytest.mark.parametrize(
     ("metric", "word"),
-    [("attack_success", "worse"), ("entropy", "higher"), ("drop", "worse"), ("acc1", "better")],
+    [("attack_success", "worse"), ("entropy", "higher"), ("deletion_auc", "worse"), ("acc1", "better")],
 )
 def test_a_larger_value_is_not_always_better(metric, word):
     frame = frame_of({"DiffCLIP": [0.40, 0.41, 0.42], "CLIP": [0.20, 0.21, 0.23]}, metric=metric)

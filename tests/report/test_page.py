@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from made_records import made, make_run, results_from, write_study
 from matplotlib.figure import Figure
 from PIL import Image
@@ -28,8 +29,6 @@ from diffclip.report.page import (
     write_report,
     write_tables,
 )
-from diffclip.report.paper import paper_tables
-from diffclip.report.printed import paper_numbers
 from diffclip.report.style import style, write_figure
 from diffclip.report.tables import Table
 from diffclip.training.run_folder import curve_of, read_run, run_folders
@@ -134,27 +133,6 @@ def test_the_markdown_has_at_most_60_lines_and_png_beside_it(report, tmp_path):
     assert all(Image.open(path).format == "PNG" for path in written[1:])
 
 
-def test_averages_printed_in_the_paper_match_its_values():
-    for rows in paper_numbers()["tables"].values():
-        for row in rows:
-            assert row["values"].keys() == rows[0]["values"].keys()
-            *values, average = row["values"].values()
-            assert average == pytest.approx(sum(values) / len(values), abs=0.11)
-
-
-def test_paper_tables_have_rows_of_the_paper_beside_ours(tmp_path):
-    results = results_from(made(LEVELS, draws=3))
-    tables = {table.name: table for table in paper_tables(results, printed=True)}
-    assert list(tables) == ["classification", "retrieval"]
-    printed = tables["classification"].frame.set_index("model")
-    assert printed.loc["DiffCLIP, CC3M, linear probe (paper)", "Caltech-101"] == "76.2 (+3.7)"
-    assert re.fullmatch(r"(49|50)\.\d ± 0\.\d", printed.loc["CLIP, linear probe", "CIFAR-10"])
-    assert printed.loc["DiffCLIP, CC12M, few-shot (paper, over seeds)", "CIFAR-10"] == "79.8 ± 0.1"
-    # a set with a validation split has no draws
-    whole = paper_tables(results_from(made(LEVELS)))[0].frame.set_index("model")
-    assert float(whole.loc["CLIP, linear probe", "CIFAR-10"]) == pytest.approx(50, abs=1)
-
-
 def test_figures_are_written_as_png_and_tables_as_markdown_and_latex(report, tmp_path):
     names = {"forest", "arms", "six_tasks", "out_of_domain", "minimal_pairs", "training", "lambda"}
     assert {path.stem for path in write_charts(tmp_path / "figures", report)} == names
@@ -189,13 +167,31 @@ def test_images_have_true_colors(tmp_path):
         assert len(image.convert("RGB").getcolors(1 << 16)) > 256
 
 
-def test_charts_of_many_models_keep_the_compared_pair_and_say_how_many_are_left_out():
-    names = ("CLIP", "CLIP-gated", "CLIP-gated-headwise", "CLIP-registers", "CLIP-gated-registers")
-    results = results_from(made(dict.fromkeys((*names, "DiffCLIP", "DiffCLIP-vision"), 0.4), seeds=(0,)))
-    for chart in (six_tasks_chart(results), pairs_chart(results)):
-        legend = [text.get_text() for text in chart.figure.legends[0].get_texts()]
-        assert legend == ["CLIP", "DiffCLIP", "DiffCLIP-vision", "CLIP-gated", "CLIP-gated-headwise"]
-        assert chart.caption.endswith(" 5 of 7 models.")
+def test_charts_of_values_have_every_arm_and_those_of_differences_say_which_are_unfinished(tmp_path):
+    levels = dict.fromkeys(("DiffCLIP@5e-4", "DiffCLIP@1e-3", "CLIP-gated", "CLIP@5e-4", "CLIP@1e-3"), 0.4)
+    study = write_study(tmp_path / "study", {**levels, "DiffCLIP": 0.4}, seeds=(0, 1))
+    spec = yaml.safe_load((study / "spec.yaml").read_text())
+    spec["models"]["arms"] = {
+        "DiffCLIP": {"change": {}},
+        "CLIP": {"change": {}},
+        "CLIP-gated": {"change": {"lr": 1e-3}},
+    }
+    spec["models"] |= {"lr": [5e-4, 1e-3], "seeds": [0, 1, 2]}
+    spec["contrasts"], spec["endpoints"]["secondary"] = (
+        [["DiffCLIP", "CLIP"], ["CLIP-gated", "CLIP@1e-3"]],
+        [],
+    )
+    (study / "spec.yaml").write_text(yaml.safe_dump(spec))
+    report = build_report(read_results([study]))
+    values, arms = report.charts
+    legend = [text.get_text() for text in values.figure.legends[0].get_texts()]
+    assert legend == ["CLIP@5e-4", "CLIP@1e-3", "DiffCLIP", "DiffCLIP@5e-4", "DiffCLIP@1e-3", "CLIP-gated"]
+    assert [label.get_text() for label in values.figure.axes[0].get_yticklabels()] == [
+        "validation score,\nFlickr8k"
+    ]
+    texts = [text.get_text() for text in arms.figure.axes[0].texts]
+    assert texts[::2] == ["DiffCLIP − CLIP", "CLIP-gated − CLIP@1e-3"]
+    assert all("unfinished" in text for text in texts[1::2])
 
 
 @style()

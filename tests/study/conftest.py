@@ -36,7 +36,6 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 @pytest.fixture
 def diffclip_study(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that runs `diffclip study FILE …` on `data`, with runs and results in `tmp_path`."""
-    monkeypatch.setattr("diffclip.study.runs._TIMING", {"cpu": 0.0})  # the minimum of three rounds
 
     def call(file: Path | str, *more: object) -> Any:
         folders = ("--data", data, "--runs", tmp_path / "runs", "--output", tmp_path / "out")

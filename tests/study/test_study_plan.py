@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tiny_study import ABLATIONS, STUDY, write_finished
 
-from diffclip.cli.study_plan import show_plan
 from diffclip.errors import InputError
 from diffclip.evaluation.records import Record, read_records, write_table
 from diffclip.evaluation.statistics import detectable
-from diffclip.study.grid import GROUPS, choose, grid_runs, plan, settings_digest, sweep_doubts, sweep_runs
+from diffclip.names import GROUPS
+from diffclip.study.grid import choose, grid_runs, plan, settings_digest, sweep_doubts, sweep_runs
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site, entries_of, unavailable_sets, usual_workers
 from diffclip.study.spec import read_study
@@ -184,26 +184,6 @@ def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip
     assert "runs vary by 2.24 points (standard deviation within arms, 2 degrees of freedom)" in ended.stdout
     least = detectable(sd, 6, paired=True)
     assert f"6 runs of each arm find a difference of {100 * least:.2f} points" in ended.stdout
-
-
-def test_dry_run_uses_the_sweeps_variance_until_two_arms_have_two_seeds(
-    study_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = read_study(study_file(sweep={"lr": [1e-3], "weight_decay": [0.1], "seeds": [100, 101]}))
-    site = Site(tmp_path, tmp_path, tmp_path / "out", "cpu", 1, 1)
-    for run, score in zip(sweep_runs(study), (0.40, 0.41, 0.42, 0.45), strict=True):
-        write_finished(site.output, run, score)
-    fields = {"model": "CLIP", "weights": "", "seed": 0, "split": "val", "protocol": "", "count": 8}
-    fields |= {"task": "validation", "dataset": "flickr8k", "metric": "score"}
-    write_table(site.output, [Record(**fields, value=0.4, low=None, high=None)])
-    runs = plan(study, StudyFolder(site.output).runs)[0][4:]
-    # finish both seeds of one arm, then those of the other
-    for run, score in zip(runs[::2] + runs[1::2], (0.4, 0.4, 0.4, 0.44), strict=True):
-        show_plan(study, site, GROUPS, None)
-        assert "runs vary by 2.24 points" in capsys.readouterr().out
-        write_finished(site.output, run, score)
-    show_plan(study, site, GROUPS, None)
-    assert "runs vary by 2.00 points" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["study_a", "study_b", "study_a_gpu", "study_b_gpu", "study_cpu", "study_d"])

@@ -15,19 +15,16 @@ from unittest.mock import Mock
 
 import forked
 import pytest
-import torch
 from in_process import diffclip_command
 from tiny_study import ABLATIONS, STUDY
 
 from diffclip.cli.main import main
-from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import load_records
 from diffclip.study.executors import Local
 from diffclip.study.grid import plan
-from diffclip.study.results import StudyFolder, read_timing
+from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site
 from diffclip.study.spec import read_study
-from diffclip.study.step_times import time_arms, time_of
 from diffclip.training.run_folder import read_lines, read_starts
 
 ONE_RATE = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [100]}
@@ -74,7 +71,6 @@ def test_grid_runs_once_in_order_with_the_sweeps_settings(study_file, diffclip_s
         "results.csv",
         "runs.jsonl",
         "spec.yaml",
-        "timing.json",
     }
     assert {path.name for path in out.iterdir()} == files
     assert not list(runs.rglob("checkpoints"))
@@ -85,7 +81,6 @@ def test_grid_runs_once_in_order_with_the_sweeps_settings(study_file, diffclip_s
     assert diffclip_study(file).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in unchanged} == before
     assert diffclip_study(file, "ablations=null").returncode == 0
-    assert (out / "timing.json").stat().st_mtime_ns == before[out / "timing.json"]
 
     ablations: dict[str, Any] = copy.deepcopy(ABLATIONS)
     ablations["arms"]["DiffCLIP-no-norm"]["change"]["lr"] = 1e-5
@@ -149,10 +144,7 @@ def test_failed_run_is_reported_and_the_others_continue(
 ) -> None:
     log = tmp_path / "runs" / "models" / "CLIP-s0.log"
     log.mkdir(parents=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("diffclip.study.runs.time_arms", Mock(side_effect=DiffCLIPError("memory is short")))
-        ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))
-    assert "step times not measured: memory is short\n" in ended.stderr
+    ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))
     assert ended.returncode == 1
     assert "(1 of 2 runs done" in ended.stderr
     assert "models/DiffCLIP-s0: score" in ended.stderr
@@ -185,7 +177,6 @@ def test_runs_are_spread_over_the_visible_gpus(study_file, tmp_path: Path, monke
 def test_study_stops_or_kills_its_runs_after_its_minutes(
     grace: float, study_file, diffclip_study, monkeypatch
 ) -> None:
-    monkeypatch.setattr("diffclip.study.runs.time_arms", Mock())
     monkeypatch.setattr("diffclip.study.runs._GRACE", grace)
     file = study_file(change={"epochs": 100_000, "checkpoint_every": 2}, sweep=None, models=ONE_SEED)
     ended = diffclip_study(file, "--minutes", 0.1)
@@ -208,7 +199,6 @@ def test_killed_and_interrupted_study_resumes_to_the_same_results(
 ) -> None:
     file = study_file(change={"epochs": 4, "checkpoint_every": 1}, sweep=ONE_RATE, models=ONE_SEED)
     log, out, runs = tmp_path / "cut.log", tmp_path / "cut" / "out", tmp_path / "cut" / "runs"
-    monkeypatch.setattr("diffclip.study.runs._TIMING", {"cpu": 0.0})
 
     def words(name: str) -> list[str]:
         folders = {"--data": data, "--runs": tmp_path / name / "runs", "--output": tmp_path / name / "out"}
@@ -265,34 +255,6 @@ def test_killed_and_interrupted_study_resumes_to_the_same_results(
         rows = frame[frame["task"] != "cost"].sort_values(["model", "seed"], kind="stable")
         values.append(rows["value"].tolist())
     assert values[0] == values[1]
-
-
-def test_every_arm_is_timed_and_a_file_is_written(study_file, monkeypatch, tmp_path: Path) -> None:
-    study = read_study(study_file(ablations=ABLATIONS, change={"precision": "bf16"}))
-    assert read_timing(tmp_path) == {}
-    threads = torch.get_num_threads()
-    timing = time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
-    assert torch.get_num_threads() == threads
-    assert list(timing["arms"]) == ["CLIP", "DiffCLIP", "DiffCLIP-no-norm"]
-    assert (timing["rounds"], timing["threads"], timing["batch_size"]) == (3, 1, 16)
-    for arm in timing["arms"].values():
-        assert arm["milliseconds"] > 0
-        assert 0 < arm["low"] <= arm["ratio"] <= arm["high"]
-    assert [timing["arms"]["CLIP"][key] for key in ("low", "ratio", "high")] == [1, 1, 1]
-    assert read_timing(tmp_path) == timing["arms"]
-    fails = Mock(side_effect=torch.OutOfMemoryError)
-    monkeypatch.setattr("diffclip.training.plan.make_criterion", lambda *_: fails)
-    with pytest.raises(DiffCLIPError, match=r"a step of CLIP cannot be timed \(out of memory\)"):
-        time_arms(study, tmp_path, "cpu", threads=1, seconds=0.0)
-
-
-def test_ratios_are_taken_within_rounds_with_the_interval_of_a_median() -> None:
-    """A machine that slows down from round to round does not change the ratios."""
-    timing = time_of([12.0, 26.0, 44.0], baseline=[10.0, 20.0, 40.0])
-    assert timing == {"milliseconds": 26.0, "ratio": 1.2, "low": 1.1, "high": 1.3}
-    # the interval of the median of 15 values goes from the 4th to the 12th (Conover 1999, section 3.2)
-    fifteen = time_of([float(number) for number in range(15)], [1.0] * 15)
-    assert [fifteen[key] for key in ("low", "ratio", "high")] == [3, 7, 11]
 
 
 @pytest.mark.slow(minutes=1)

@@ -5,6 +5,7 @@ from typing import Any
 
 from tiny_recipe import tiny_recipe
 
+from diffclip.evaluation.records import Record
 from diffclip.study.grid import Planned
 from diffclip.study.results import StudyFolder
 
@@ -31,4 +32,19 @@ def write_finished(out: Path, planned: Planned, score: float | None, **facts: An
     line |= {"suite_seconds": 30.0 if planned.suite else None, "recipe": planned.digest}
     line |= {"lr": planned.recipe.lr, "weight_decay": planned.recipe.weight_decay}
     line |= {"device": "a laptop", "threads": 4}
-    StudyFolder(out).add(line | facts, [], {"run": planned.name})
+    about: dict[str, Any] = {
+        "model": planned.arm,
+        "seed": planned.seed,
+        "weights": "",
+        "protocol": "",
+        "split": "val",
+    }
+    about |= {
+        "task": "validation",
+        "dataset": "flickr8k",
+        "metric": "score",
+        "count": 8,
+        "low": None,
+        "high": None,
+    }
+    StudyFolder(out).add(line | facts, [Record(**about, value=score)], {"run": planned.name})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -53,12 +52,6 @@ def evaluate(
         str | None, typer.Option(help=f"{', '.join(TASKS)}; default: the task that fits the set.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
-    corrupt: Annotated[
-        str | None,
-        typer.Option(
-            help="Corrupt the images: noise, blur, jpeg or contrast, 1 to 5.", metavar="<name:severity>"
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
     draws: Annotated[
         int,
@@ -87,7 +80,7 @@ def evaluate(
     the records.
     """
     require_group("report", "pandas", "scipy", "statsmodels")
-    _check(models, data, suite, skip_missing, task, split, corrupt)
+    _check(models, data, suite, skip_missing, task, split)
     if data_root is not None and not data_root.is_dir():
         raise InputError(f"--data-root {data_root} is not a folder: name the one that holds the sets")
     sources = [run for model in models or [] for run in runs_in(model)]
@@ -100,7 +93,7 @@ def evaluate(
     from diffclip.evaluation.run import Sets, run_entries
     from diffclip.training.logging import duration
 
-    entries = _entries(suite, data, task, split, corrupt)
+    entries = (Entry(task, str(data), (split or "test",)),) if suite is None else SUITES[suite]
     if prompt is not None and all(entry.task not in ("focus", "faithfulness") for entry in entries):
         raise InputError(
             f"--prompt {prompt!r} is for focus and faithfulness: add --task focus, or leave it out"
@@ -227,7 +220,6 @@ def _check(
     skip_missing: bool,
     task: str | None,
     split: str | None,
-    corrupt: str | None,
 ) -> None:
     """Check the options before anything heavy is imported."""
     if not models:
@@ -246,27 +238,8 @@ def _check(
         raise unknown_name("suite", suite, SUITES)
     if task is not None and task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    if suite is not None and any(option is not None for option in (task, split, corrupt)):
-        raise InputError(
-            f"--suite {suite} has its own tasks, splits and corruptions: leave --task, --split and --corrupt out"
-        )
-
-
-def _entries(
-    name: str | None, data: str | None, task: str | None, split: str | None, corrupt: str | None
-) -> tuple[Entry, ...]:
-    from diffclip.evaluation.corruptions import parameter
-
-    if name is not None:
-        return SUITES[name]
-    entry = Entry(task, str(data), (split or "test",))
-    if corrupt is None:
-        return (entry,)
-    change, _, severity = corrupt.partition(":")
-    if not severity.isdecimal():
-        raise InputError(f"--corrupt {corrupt} has no severity: write, for example, noise:3")
-    parameter(change, int(severity), size=224)  # to refuse a wrong one before a model is loaded
-    return (replace(entry, corruption=change, severity=int(severity)),)
+    if suite is not None and (task is not None or split is not None):
+        raise InputError(f"--suite {suite} has its own tasks and splits: leave --task and --split out")
 
 
 def _select_present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:

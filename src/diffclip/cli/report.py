@@ -6,16 +6,11 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from diffclip.data.published_sets import BUILT_IN
 from diffclip.errors import InputError, require_report
-from diffclip.sources.load import load_with_origin
-
-if TYPE_CHECKING:
-    from diffclip.report.page import Extra
 
 
 def report(
@@ -50,16 +45,7 @@ def report(
             metavar="<model>",
         ),
     ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Add the paper's rows to the tables.")] = False,
     title: Annotated[str | None, typer.Option(help="Heading of the page or of the Markdown file.")] = None,
-    attention: Annotated[
-        str | None,
-        typer.Option(
-            help="Draw the paper's Figures 2 and 6 with the runs' best weights: where the models look in images of "
-            "this set (a folder in clip_benchmark's layout, or a name such as scenes).",
-            metavar="<set>",
-        ),
-    ] = None,
 ) -> None:
     """Show which model is better at which task, and whether the difference is real.
 
@@ -72,8 +58,6 @@ def report(
 
     Example: diffclip report mine.jsonl base.jsonl --against base --tables out/tables --figures out/figures --format pdf
 
-    Example: diffclip report runs/clip runs/diffclip --output report.html --attention scenes
-
     Example: diffclip report experiments/study_cpu --markdown study_cpu.md
     """
     require_report()
@@ -82,13 +66,6 @@ def report(
     if all(target is None for target in (output, tables, figures, markdown)):
         is_run = len(paths) == 1 and (paths[0] / METRICS_FILE).is_file()
         output = paths[0] / "report.html" if is_run else Path("report.html")
-    if attention is not None and output is None and figures is None:
-        raise InputError("--attention needs a place for its figures: give --output FILE or --figures FOLDER")
-    if attention is not None and attention not in BUILT_IN and not Path(attention).expanduser().is_dir():
-        raise InputError(
-            f"--attention {attention} is not a folder: give one in clip_benchmark's layout, or 'scenes'"
-        )
-
     from diffclip.evaluation.verdicts import write_verdicts
     from diffclip.report.frame import read_results
     from diffclip.report.page import build_report, write_charts, write_markdown, write_page, write_tables
@@ -101,40 +78,14 @@ def report(
     results = read_results(paths, against)
     if results.folder and os.access(results.folder, os.W_OK):
         write_verdicts(results.folder, results.verdicts)
-    built = build_report(results, paths, title, paper)
-    looks = _attention(paths, attention) if attention else {}
+    built = build_report(results, paths, title)
     if output is not None:
-        written.append(write_page(output, built, command, list(looks.values())))
+        written.append(write_page(output, built, command))
     if markdown is not None:
         written += write_markdown(markdown, built, command, figures)
     elif figures is not None:
         written += write_charts(figures, built, format)
-    if figures is not None and looks:
-        from diffclip.report.attention import write_figures
-
-        for stem, extra in looks.items():
-            written += write_figures([figures / f"{stem}.{format}"], extra.figures, len(extra.figures))
     if tables is not None:
         written += write_tables(tables, built)
     for path in written:
         typer.echo(f"wrote {path}")
-
-
-def _attention(paths: list[Path], name: str) -> dict[str, Extra]:
-    """Draw where each model looks, with the best (else last) weights of its first run that has a checkpoint."""
-    from diffclip.evaluation.run import Sets
-    from diffclip.evaluation.suite import Entry
-    from diffclip.report.examples import paper_figures
-    from diffclip.training.run_folder import read_run, run_folders
-
-    models = {}
-    for run in map(read_run, (folder for path in paths if path.is_dir() for folder in run_folders(path))):
-        checkpoints = [run.folder / "checkpoints" / kind for kind in ("best", "last")]
-        if run.arm not in models and any(checkpoint.exists() for checkpoint in checkpoints):
-            loaded = load_with_origin(str(run.folder))
-            models[run.arm] = (loaded.model, loaded.preprocess, loaded.tokenizer)
-    if not models:
-        raise InputError(
-            "--attention: none of the runs has a checkpoint: name run folders with their weights"
-        )
-    return paper_figures(models, Sets().open(Entry("mechanics", name)))

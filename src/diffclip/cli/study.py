@@ -11,10 +11,8 @@ import typer
 
 from diffclip.cli.console import Changes, say
 from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_group, unknown_name
+from diffclip.names import GROUPS
 from diffclip.sources.load import pick_device
-
-# a copy of GROUPS in study.grid: a wrong group is reported before that module is imported
-_GROUPS = ("sweep", "models", "ablations")
 
 
 def study(
@@ -92,8 +90,8 @@ def study(
     if pilot is not None and not dry_run:
         raise InputError("--pilot is for --dry-run: add --dry-run, or leave --pilot out")
     for group in only or ():
-        if group not in _GROUPS:
-            raise unknown_name("group of runs", group, _GROUPS)
+        if group not in GROUPS:
+            raise unknown_name("group of runs", group, GROUPS)
     if slurm is not None and cluster is None:
         raise InputError("--slurm is for jobs of a cluster: add --cluster slurm, or leave --slurm out")
     find_recipe(recipe, "study_")
@@ -101,7 +99,6 @@ def study(
 
     from diffclip.evaluation.verdicts import SPEC_FILE
     from diffclip.study.executors import Local, Slurm, parse_options
-    from diffclip.study.grid import GROUPS
     from diffclip.study.results import RUNS_FILE
     from diffclip.study.runs import run_study
     from diffclip.study.site import Site, check_site, entries_of, unavailable_sets, usual_workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,11 +10,12 @@ import pandas as pd
 from diffclip.cli.console import print_table
 from diffclip.evaluation.records import TABLE_FILE, load_records
 from diffclip.evaluation.statistics import detectable, run_sd
+from diffclip.names import Group
 from diffclip.report.names import measure_label
 from diffclip.study.grid import Planned, grid_runs, plan, seconds_of_runs, sweep_doubts
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site
-from diffclip.study.spec import Group, Study
+from diffclip.study.spec import Study
 from diffclip.training.logging import duration
 
 
@@ -68,7 +69,7 @@ def _span(seeds: pd.Series[int]) -> str:
 
 def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) -> None:
     """Print how much runs vary in the primary metric, and the differences that the planned runs can find. The variance
-    is from the first values in `folders` that have two runs of an arm."""
+    is that of the first results in `folders` with two runs of an arm."""
     primary, secondary = study.endpoints.primary, study.endpoints.secondary
     print(f"primary: {primary.arm} − {primary.against}, {measure_label(primary.model_dump())}")
     seeds = [{run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against)]
@@ -76,12 +77,14 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
     count = len(seeds[0] & seeds[1]) if paired else min(map(len, seeds))
     if study.unit == "fold" and study.folds:
         count = study.folds
-    for frame in (frame for folder in folders for frame in _primary_values(study, folder)):
+    for frame in (load_records(folder) for folder in folders if (folder / TABLE_FILE).is_file()):
+        for key in ("task", "dataset", "metric"):
+            frame = frame[frame[key] == getattr(primary, key)]
         sd, df = run_sd(frame)
         if not df or not sd or count < 2:
             continue
         least = detectable(sd, count, paired)
-        value = frame[frame["model"] == primary.against]["value"].mean()  # NaN if only a sweep ran
+        value = frame[frame["model"] == primary.against]["value"].mean()  # NaN without a run
         share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})" if value > 0 else ""
         print(f"runs vary by {100 * sd:.2f} points (standard deviation within arms, {df} degrees of freedom)")
         text = f"{count} runs of each arm find a difference of {100 * least:.2f} points{share}"
@@ -92,26 +95,3 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
         print(f"{text}, with 80 % power")
         return
     print("no detectable difference yet: it needs two finished runs of an arm, or --pilot FOLDER")
-
-
-def _primary_values(study: Study, folder: Path) -> Iterator[pd.DataFrame]:
-    """Yield model, seed and value of the primary metric: the results, then scores of the grids, then of the sweep.
-
-    Scores are from runs.jsonl: mean recalls on the validation images, which stand in for other images until these are
-    measured. Each setting of the sweep counts as a model: its seeds show the variance before the models are trained.
-    """
-    primary, columns = study.endpoints.primary, ["model", "seed", "value"]
-    if (folder / TABLE_FILE).is_file():
-        frame = load_records(folder)
-        for key in ("task", "dataset", "metric"):
-            frame = frame[frame[key] == getattr(primary, key)]
-        yield frame[columns]
-    if primary.metric not in ("score", "mean_recall"):
-        return
-    lines = [line for line in StudyFolder(folder).runs.values() if line["score"] is not None]
-    names = [line["arm"] if line["group"] != "sweep" else line["run"].rpartition("-s")[0] for line in lines]
-    rows = [(name, line["seed"], line["score"]) for name, line in zip(names, lines, strict=True)]
-    frame = pd.DataFrame(rows, columns=columns)
-    of_sweep = frame["model"].str.startswith("sweep/")
-    yield frame[~of_sweep]
-    yield frame[of_sweep]

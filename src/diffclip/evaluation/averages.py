@@ -1,8 +1,8 @@
 """Averages over sets as the paper's Figures 1, 3 and 5 show them: six tasks, and the shifts of a set.
 
 An average is a record like any other. Its field `of` names the sets, and their splits other than `test`. Half-widths
-of intervals are combined as standard errors are. For sets of the same images (corrupted copies) they are added, which
-gives the widest possible interval.
+of intervals are combined as standard errors are. For sets of the same images (scenes by shape and by color) they are
+added, which gives the widest possible interval.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from diffclip.data.published_sets import base_of, images_of
 from diffclip.evaluation.records import Record
 
 SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
-AVERAGE, MEAN_OF_SHIFTS, MEAN_OF_ALL, DROP = "average", "mean_of_shifts", "mean_of_all", "drop"
+AVERAGE, MEAN_OF_SHIFTS = "average", "mean_of_shifts"
 PANELS: dict[str, tuple[str, str | None]] = {
     "linear probing": ("linear-probe", None),
     "few-shot": ("few-shot", "acc1"),
@@ -60,13 +60,13 @@ def _averages(records: Sequence[Record]) -> list[Record]:
 
     If a set has several splits, "test" counts, else the last by name; with several numbers of templates, the largest.
     """
-    measure = attrgetter("task", "dataset", "metric", "corruption", "severity")
+    measure = attrgetter("task", "dataset", "metric")
     variant = attrgetter("split", "templates")  # the same for all draws
     ranked = sorted(records, key=lambda one: (one.split == "test", one.split, one.templates or 0))
     chosen = {measure(record): variant(record) for record in ranked}  # the last one wins
     records = [record for record in ranked if variant(record) == chosen[measure(record)]]
-    records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split, one.corruption or ""))
-    plain = [record for record in records if record.corruption is None and base_of(record.dataset) is None]
+    records.sort(key=lambda one: (one.dataset != _IMAGENET, one.dataset, one.split))
+    plain = [record for record in records if base_of(record.dataset) is None]
     accuracies = [record for record in records if record.task == "zero-shot" and record.metric == "acc1"]
     averages, bases = list[Record](), list[Record]()
     for panel, (task, metric) in PANELS.items():
@@ -76,20 +76,13 @@ def _averages(records: Sequence[Record]) -> list[Record]:
             bases = parts
             parts = [base for base in bases if base.dataset == _IMAGENET] or bases
         averages += [_mean(own, SIX_TASKS, panel, AVERAGE, draw) for draw, own in _by_draw(parts).items()]
-    # first the bases with shifted sets, then those with corruptions
-    families = [(base, [one for one in accuracies if base_of(one.dataset) == base.dataset]) for base in bases]
-    families += [
-        (base, [one for one in accuracies if one.corruption and one.dataset == base.dataset])
-        for base in bases
-    ]
-    families = [(base, shifts) for base, shifts in families if shifts]
-    if families:  # the paper's panel is about one base
-        averages.append(_mean(families[0][1], SIX_TASKS, "out of domain", AVERAGE))
-    for base, shifts in families:
-        mean = _mean(shifts, OUT_OF_DOMAIN, base.dataset, MEAN_OF_SHIFTS)
-        whole = _mean([base, *shifts], OUT_OF_DOMAIN, base.dataset, MEAN_OF_ALL)
-        averages += [mean, whole, _drop(base, shifts, mean)]
-    return averages
+    shifts = {
+        base.dataset: [one for one in accuracies if base_of(one.dataset) == base.dataset] for base in bases
+    }
+    shifts = {base: own for base, own in shifts.items() if own}
+    for own in list(shifts.values())[:1]:  # the paper's panel is about one base
+        averages.append(_mean(own, SIX_TASKS, "out of domain", AVERAGE))
+    return averages + [_mean(own, OUT_OF_DOMAIN, base, MEAN_OF_SHIFTS) for base, own in shifts.items()]
 
 
 def _by_draw(records: Sequence[Record]) -> dict[int | None, list[Record]]:
@@ -110,7 +103,7 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
     templates = {part.templates for part in parts}
     fields: dict[str, Any] = {
         **{"task": task, "dataset": dataset, "split": "test", "metric": metric, "draw": draw, "of": names},
-        **dict.fromkeys(("classes", "corruption", "severity", "seconds")),
+        **dict.fromkeys(("classes", "seconds")),
         "value": value,
         "count": sum(part.count for part in parts),
         "low": None if below is None else value - below / len(parts),
@@ -123,20 +116,7 @@ def _mean(parts: Sequence[Record], task: str, dataset: str, metric: str, draw: i
 
 
 def _name(record: Record) -> str:
-    split = "" if record.split == "test" else f", {record.split}"
-    return record.dataset + split + (f", {record.corruption} {record.severity}" if record.corruption else "")
-
-
-def _drop(base: Record, shifts: Sequence[Record], mean: Record) -> Record:
-    value, low, high = _value(base) - _value(mean), None, None
-    if base.low is not None and base.high is not None and mean.low is not None and mean.high is not None:
-        same_images = all(images_of(shift.dataset) == images_of(base.dataset) for shift in shifts)
-        join = sum if same_images else lambda halves: math.hypot(*halves)
-        low = value - join([_value(base) - base.low, mean.high - _value(mean)])
-        high = value + join([base.high - _value(base), _value(mean) - mean.low])
-    fields = {"metric": DROP, "value": value, "low": low, "high": high, "chance": None}
-    fields |= {"count": base.count + mean.count, "protocol": f"{base.dataset} minus the {mean.protocol}"}
-    return mean.model_copy(update=fields)
+    return record.dataset + ("" if record.split == "test" else f", {record.split}")
 
 
 def _value(record: Record) -> float:

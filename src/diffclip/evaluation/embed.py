@@ -22,7 +22,6 @@ from diffclip.data.evaluation_set import EvaluationSet, ImageBatch
 from diffclip.data.published_sets import parts_of
 from diffclip.data.workers import Progress
 from diffclip.errors import Fault, InputError, NotFiniteError
-from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.suite import TRAIN
 from diffclip.model import CLIP
 from diffclip.preprocess import Transform
@@ -133,7 +132,7 @@ class Setting(Generic[AnySet]):
     """A model, the set to measure it on, and the options.
 
     Attributes:
-        model, preprocess, tokenizer: as in `Loaded`; `preprocess` may be corrupted. `run.lacking` has checked that the
+        model, preprocess, tokenizer: as in `Loaded`. `run.lacking` has checked that the
             model can do the task.
         draw: seed of random draws: the episodes of few-shot, the images that a linear probe holds out if the set has
             no validation split, and the noise and the start of an attack.
@@ -223,11 +222,6 @@ class Setting(Generic[AnySet]):
             raise InputError(
                 f"{data.name}: {data.split} and {self.data.split} have different classes: "
                 "use shards or files for both"
-            )
-        if isinstance(self.preprocess, CorruptedTransform):
-            raise InputError(
-                "corruptions shift test images, and this task learns from clean ones: "
-                "use them with zero-shot, retrieval, mmvp or focus"
             )
         encoded = self.encoded(data)
         labels = torch.tensor([data.labels[position] for position in encoded.positions])

@@ -1,7 +1,7 @@
 """A file of records that grows task by task, with a file beside it to compare by item and to resume from.
 
 Beside `results.jsonl`, `results.outcomes.npz` holds the outcome of each item (for paired comparisons of two trained
-models), a stamp of what each finished task was measured on, and the folders of sets. Files are written completely or
+models), and a stamp of what each finished task was measured on. Files are written completely or
 not at all.
 """
 
@@ -22,10 +22,7 @@ from diffclip.evaluation.records import MEASURE, Record, read_records, write_rec
 from diffclip.evaluation.scores import Score
 from diffclip.files import hold_lock, write_atomically
 
-_MEASUREMENT = (
-    *("model", "weights", "seed", "task", "dataset"),
-    *("split", "corruption", "severity", "templates"),
-)
+_MEASUREMENT = ("model", "weights", "seed", "task", "dataset", "split", "templates")
 _TASK = (*_MEASUREMENT, "draw")
 
 
@@ -67,7 +64,6 @@ class ResultsFile:
         self._records: list[Record] = []
         self.outcomes: dict[str, Outcomes] = {}
         self._stamps: dict[str, str] = {}
-        self._folders: dict[str, str] = {}
         self.replaced = 0
         self._read()
 
@@ -75,26 +71,13 @@ class ResultsFile:
         if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
             # without stamps, all tasks are measured again
-            self.outcomes, self._stamps, folders = _read_side_file(self.path) or ({}, {}, {})
-            self._folders = folders | self._folders
+            self.outcomes, self._stamps = _read_side_file(self.path)
 
     @property
     def records(self) -> list[Record]:
         """All records so far; results of several sets or tasks include the averages over them."""
-        several = len({(record.task, record.dataset, record.corruption) for record in self._records}) > 1
+        several = len({(record.task, record.dataset) for record in self._records}) > 1
         return with_averages(self._records) if several else list(self._records)
-
-    def name_set(self, name: str, folder: Path) -> str:
-        """Return the name of a set in these results: `name`, after the names of parent folders if another folder's set
-        has it already."""
-        folder = folder.resolve()
-        for parent in folder.parents:
-            known = self._folders.setdefault(name, str(folder))
-            if known == str(folder) or not Path(known).exists():
-                break
-            name = f"{parent.name}/{name}"
-        self._folders[name] = str(folder)
-        return name
 
     def find(self, stamp: str, draw: int | None = None) -> list[Record]:
         """Return the records of the finished task with this stamp and draw; empty if there is none."""
@@ -145,7 +128,7 @@ class ResultsFile:
         return records
 
     def _write_side_file(self, path: Path) -> None:
-        index = {"outcomes": list(self.outcomes), "stamps": self._stamps, "folders": self._folders}
+        index = {"outcomes": list(self.outcomes), "stamps": self._stamps}
         arrays: dict[str, Any] = {"index": np.frombuffer(json.dumps(index).encode(), np.uint8)}
         for i, outcomes in enumerate(self.outcomes.values()):
             arrays[f"hits{i}"] = outcomes.hits
@@ -155,19 +138,17 @@ class ResultsFile:
             np.savez_compressed(handle, **arrays)
 
 
-def _read_side_file(
-    records: Path,
-) -> tuple[dict[str, Outcomes], dict[str, str], dict[str, str]] | None:
-    """Read outcomes, stamps and folders; None if the file is missing or damaged."""
+def _read_side_file(records: Path) -> tuple[dict[str, Outcomes], dict[str, str]]:
+    """Read outcomes and stamps; none if the file is missing or damaged."""
     try:
         with np.load(_side_file(records), allow_pickle=False) as data:
             index = json.loads(data["index"].tobytes())
             arrays = ((data[f"hits{i}"], data.get(f"clusters{i}")) for i in range(len(index["outcomes"])))
             outcomes = {key: Outcomes(*own) for key, own in zip(index["outcomes"], arrays, strict=True)}
-            return outcomes, index["stamps"], index["folders"]
+            return outcomes, index["stamps"]
     # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records are valid without this file
     except Exception:
-        return None
+        return {}, {}
 
 
 def _side_file(records: Path) -> Path:

@@ -24,10 +24,9 @@ import torch
 
 from diffclip.data.evaluation_set import EvaluationSet, Kind
 from diffclip.data.open_set import has_split, open_set, set_name
-from diffclip.data.published_sets import BUILT_IN, PUBLISHED, parts_of, set_folder
+from diffclip.data.published_sets import BUILT_IN, parts_of, set_folder
 from diffclip.data.workers import Progress
 from diffclip.errors import DiffCLIPError, Fault, InputError
-from diffclip.evaluation.corruptions import CorruptedTransform
 from diffclip.evaluation.embed import Encoded, Setting
 from diffclip.evaluation.faithfulness import faithfulness
 from diffclip.evaluation.few_shot import few_shot
@@ -149,8 +148,6 @@ def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
     if TASKS[name].squash:
         transform = _replace_fields(transform, resize="squash")
     facts: dict[str, Any] = {"task": name, "dataset": data.name, "split": data.split}
-    if isinstance(transform, CorruptedTransform):
-        facts |= {"corruption": transform.name, "severity": transform.severity}
     scores = TASKS[name].run(replace(setting, preprocess=transform))
     return with_facts(scores, **facts, protocol=f"{scores[0].facts['protocol']}; {transform}")
 
@@ -176,9 +173,6 @@ def _pick_task(name: str | None, data: EvaluationSet) -> str:
 
 def _replace_fields(transform: Any, **fields: Any) -> Any:
     """Return the same preparation with some fields of `PreprocessConfig` changed; a library's own stays as it is."""
-    if isinstance(transform, CorruptedTransform):
-        crop = _replace_fields(transform.crop, **fields)
-        return CorruptedTransform(crop, transform.name, transform.severity)
     if not isinstance(transform, EvalTransform):
         return transform
     return EvalTransform(transform.image_size, transform.preprocess.model_copy(update=fields))
@@ -190,21 +184,17 @@ class Sets:
 
     root: Path | None = None
     _opened: dict[object, EvaluationSet] = field(default_factory=dict)
-    _given: set[object] = field(default_factory=set)
 
     def add(self, entry: Entry, data: EvaluationSet) -> None:
         """Give the set of an entry, instead of opening it."""
-        key = self._key(entry)
-        self._opened[key] = data
-        self._given.add(key)
+        self._opened[self._key(entry)] = data
 
     @staticmethod
     def _key(entry: Entry) -> object:
         return entry.task and TASKS[entry.task].kinds, entry.dataset, entry.splits
 
-    def open(self, entry: Entry, results: ResultsFile | None = None) -> EvaluationSet:
-        """Open the first split of an entry that its set has; a built-in set is drawn on first use. `results` tell sets
-        apart whose folders have the same name."""
+    def open(self, entry: Entry) -> EvaluationSet:
+        """Open the first split of an entry that its set has; a built-in set is drawn on first use."""
         key = self._key(entry)
         if key not in self._opened:
             if entry.dataset in BUILT_IN:
@@ -213,11 +203,8 @@ class Sets:
             split = next(present, entry.splits[0])
             self._opened[key] = open_for(entry.task, entry.dataset, split, self.root)
         data = self._opened[key]
-        name = data.name
-        if results is not None and key not in self._given and name not in (*BUILT_IN, *PUBLISHED):
-            name = results.name_set(name, set_folder(entry.dataset, self.root))
         # a copy, so that tasks do not share their lists of broken images
-        return replace(data, name=name, faults=list(data.faults))
+        return replace(data, faults=list(data.faults))
 
 
 @dataclass(frozen=True)
@@ -260,13 +247,16 @@ def run_entries(
     digest = weights_digest(loaded.model) if results.path else ""
     cache: dict[str, Encoded] = {}
     for entry in entries:
+        preprocess = loaded.preprocess
+        if entry.interpolation is not None:
+            preprocess = _replace_fields(preprocess, interpolation=entry.interpolation)
         for draw in draws:
             try:
                 setting = Setting(
                     model=loaded.model,
-                    preprocess=_preparation(loaded, entry),
+                    preprocess=preprocess,
                     tokenizer=loaded.tokenizer,
-                    data=sets.open(entry, results),
+                    data=sets.open(entry),
                     batch_size=batch_size,
                     workers=workers,
                     progress=progress(entry) if progress else None,
@@ -287,16 +277,6 @@ def run_entries(
             yield measured
             if not any(record.draw is not None for record in measured.records):
                 break
-
-
-def _preparation(loaded: Loaded, entry: Entry) -> Any:
-    """Return the model's preparation of images, with the entry's interpolation and corruption."""
-    transform = loaded.preprocess
-    if entry.interpolation is not None:
-        transform = _replace_fields(transform, interpolation=entry.interpolation)
-    if entry.corruption is not None:
-        transform = CorruptedTransform(transform, entry.corruption, entry.severity)
-    return transform
 
 
 def _measure(

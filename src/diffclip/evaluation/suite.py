@@ -1,6 +1,6 @@
 """Suites: tasks on sets, the quick ones first; docs/evaluate.md explains the purpose of each suite.
 
-`held-out` is `quick` without corruptions, and with the half of Flickr8k's validation split that chose no checkpoint.
+`held-out` is `quick` with the half of Flickr8k's validation split that chose no checkpoint.
 `folds` is for studies with folds: each fold of Flickr8k in pools of 500 images, as many as `held-out` has. `clutter`
 needs, as --data-root, a folder that `diffclip data make-scenes` has written.
 """
@@ -21,7 +21,6 @@ from diffclip.data.published_sets import (
     set_folder,
 )
 from diffclip.errors import InputError
-from diffclip.names import CORRUPTIONS
 
 TRAIN, VALIDATION = "train", ("val", "validation")
 LEARNING = ("linear-probe", "few-shot")  # tasks that learn from the set's split `train`
@@ -46,7 +45,6 @@ class Entry:
 
     Attributes:
         splits: the first of these that the set has is measured.
-        corruption: of the images, with `severity` 1 to 5; None: none.
         interpolation: the method to resize images; None: the model's own.
         templates, prompt, pool: as in `Setting`.
         words: with `prompt`, words that replace some names: words that the models of the suite have seen.
@@ -55,8 +53,6 @@ class Entry:
     task: str | None
     dataset: str
     splits: tuple[str, ...] = ("test",)
-    corruption: str | None = None
-    severity: int = 3
     interpolation: str | None = None
     templates: tuple[str, ...] | None = None
     prompt: str | None = None
@@ -64,24 +60,18 @@ class Entry:
     pool: int | None = None
 
     def __str__(self) -> str:
-        corrupted = "" if self.corruption is None else f", {self.corruption} {self.severity}"
         templates = "" if self.templates is None else f", {len(self.templates)} templates"
-        return f"{self.task or 'evaluation'} on {self.dataset}{corrupted}{templates}"
+        return f"{self.task or 'evaluation'} on {self.dataset}{templates}"
 
 
 def _each(task: str, *datasets: str, interpolation: str | None = None) -> tuple[Entry, ...]:
     return tuple(Entry(task, dataset, interpolation=interpolation) for dataset in datasets)
 
 
-def _corrupted(dataset: str) -> tuple[Entry, ...]:
-    return tuple(Entry("zero-shot", dataset, corruption=name) for name in CORRUPTIONS)
-
-
 _SCENES = (
     *_each("retrieval", "scenes"),
     *_each("zero-shot", "scenes-shapes", "scenes-colours", "scenes-counts"),
     *_each("zero-shot", "scenes-shapes-sketch", "scenes-shapes-recoloured", "scenes-shapes-noisy"),
-    *_corrupted("scenes-colours"),
     *_each("mmvp", "scenes-mmvp"),
     *_each("sugarcrepe", "scenes-sugarcrepe"),
     *_each("few-shot", "scenes-shapes", "scenes-colours"),
@@ -95,7 +85,7 @@ _BRIEF = (
     *_each("zero-shot", "cifar10", "caltech101"),
 )
 _LEARNED = (*_each("few-shot", "cifar10", "caltech101"), *_each("linear-probe", "cifar10", "caltech101"))
-_QUICK = (*_BRIEF, *_corrupted("cifar10"), *_LEARNED)
+_QUICK = (*_BRIEF, *_LEARNED)
 _HELD_OUT = (Entry("retrieval", "flickr8k", ("val[500:]",)), *_BRIEF[1:], *_LEARNED)
 _FOLDS = (Entry("retrieval", "flickr8k", ("test", "val"), pool=500), *_each("few-shot", "caltech101"))
 _CLUTTER = (*_each("retrieval", "captions"), *_each("zero-shot", "colours", "counts", "shapes"))

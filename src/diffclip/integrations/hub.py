@@ -116,7 +116,7 @@ def _format_results(records: Iterable[Record]) -> str:
     for record in records:
         # the first number of a task on a set is its headline
         key = (record.task, record.dataset, record.split)
-        if key in rows or record.value is None or record.corruption or record.layer:
+        if key in rows or record.value is None or record.layer:
             continue
         interval = "" if record.low is None else f"{record.low:.4f} to {record.high:.4f}"
         rows[key] = (

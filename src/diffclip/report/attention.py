@@ -166,13 +166,6 @@ def attend_figures(
         yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", labels, floor)
 
 
-def arrange_blocks(blocks: Sequence[Sequence[Cell]], columns: int) -> list[list[Cell]]:
-    """Put as many blocks side by side as fit into `columns`; only the first row keeps its titles."""
-    several = max(1, columns // len(blocks[0]))
-    starts = range(0, len(blocks), several)
-    return _titles_once([[cell for block in blocks[n : n + several] for cell in block] for n in starts])
-
-
 def model_rows(
     model_maps: Mapping[str, Attended],
     views: Mapping[str, Pixels],
@@ -195,15 +188,11 @@ def model_rows(
         if scale := scales.get(label):
             labels.append(f"{label}, own scale to {scale.get_clim()[1]:.2g}")
             rows.append([cell._replace(scale=scale, caption="") for cell in cells])
-    return labels, _titles_once(rows)
-
-
-def _titles_once(rows: list[list[Cell]]) -> list[list[Cell]]:
-    return [rows[0], *([cell._replace(title="") for cell in row] for row in rows[1:])]
+    return labels, [rows[0], *([cell._replace(title="") for cell in row] for row in rows[1:])]
 
 
 def map_cells(attended: Attended, number: int, image: Pixels, titles: Sequence[str]) -> list[Cell]:
-    """Make a cell per map of image `number`, with its cosine, its share among several texts, and its strongest word."""
+    """Make a cell per map of image `number`, with its cosine and, among several texts, its share."""
     cells = []
     for text, title in enumerate(titles):
         caption = ""
@@ -212,26 +201,8 @@ def map_cells(attended: Attended, number: int, image: Pixels, titles: Sequence[s
             caption = f"cosine {cosine:.2f}".replace("-", "−")
             if len(attended.pieces) > 1:
                 caption += f", {100 * attended.probabilities[number, text]:.0f} %"
-            word = _strongest_word(attended.pieces[text], attended.spoken[number, text])
-            caption += f"\nword: {word}" if word else ""
         cells.append(Cell(image, attended.maps[number, text], title, caption, attended.patch))
     return cells
-
-
-def _strongest_word(pieces: Sequence[str], relevance: Map) -> str:
-    """Return the word with the most relevance, "" if there is none; the last piece of a word ends in a space.
-
-    Punctuation is no word.
-    """
-    words = [("", 0.0)]
-    for piece, value in zip(pieces, relevance.tolist(), strict=False):
-        word, total = words.pop()
-        words.append((word + piece, total + value))
-        if piece.endswith(" "):
-            words.append(("", 0.0))
-    spelled = [one for one in words if any(letter.isalnum() for letter in one[0])]
-    word, total = max(spelled, key=lambda one: one[1], default=("", 0.0))
-    return word.strip() if total > 0 else ""
 
 
 def write_figures(paths: Sequence[Path], figures: Iterable[Figure], count: int) -> list[Path]:

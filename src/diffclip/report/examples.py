@@ -1,4 +1,4 @@
-"""Examples from a set for a page: retrieved images, attention maps, and the paper's Figures 2 and 6."""
+"""Examples from a set for a page: retrieved images and attention maps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.figure import Figure
 from PIL import Image
 
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.zero_shot import true_text
 from diffclip.maps.attend import Prepared, attend
@@ -18,9 +18,7 @@ from diffclip.maps.view import View
 from diffclip.report.attention import (
     RELEVANCE_FLOOR,
     Cell,
-    arrange_blocks,
     grid_figure,
-    map_cells,
     model_rows,
     model_view,
     own_scales,
@@ -81,38 +79,16 @@ def attention_examples(models: Mapping[str, Prepared], data: EvaluationSet, coun
         "Attention of the class token in the last vision layer, mean over heads: A1 and A2 are the two maps of "
         "differential attention, and the signed A1 − λ·A2 multiplies the values. Then two images, each with its own "
         "caption and the other's: which patches speak for each.",
-        [grid_figure(rows), paper_figures(models, data, seed=1, count=0)["figure_2"].figures[0]],
+        [grid_figure(rows), _two_images(models, data)],
     )
 
 
-def paper_figures(
-    models: Mapping[str, Prepared], data: EvaluationSet, seed: int = 0, count: int = 8
-) -> dict[str, Extra]:
-    """Draw the paper's Figures 2 and 6 for a set; the keys are file names without an ending.
-
-    Figure 2: two images, each with maps for its own text and the other image's. Figure 6: up to `count` others, each
-    with maps for its own text. The text of an image is its first caption, or its class in the set's first template.
-    """
+def _two_images(models: Mapping[str, Prepared], data: EvaluationSet) -> Figure:
+    """Draw two images with different texts (drawn with seed 1), each with maps for its own text and the other's."""
     pair: dict[str, Image.Image] = {}
-    others: list[tuple[str, Image.Image]] = []
-    for position in np.random.default_rng(seed).permutation(len(data)).tolist():
-        try:
-            image = _read_image(data, position)
-        except InputError:
-            continue
-        text = true_text(data, position)
+    for position in np.random.default_rng(1).permutation(len(data)).tolist():
         if len(pair) < 2:
-            pair.setdefault(text, image)
-        elif len(others) < count:
-            others.append((text, image))
-        if len(pair) == 2 and len(others) == count:
-            break
-    if len(pair) < 2:
-        raise InputError(
-            f"{data.name} has no two images of different texts in its {data.split} split: give another set"
-        )
-    drawn = f"of {data.name}, {data.split} split, drawn at random (seed {seed})"
-    kind = "caption" if data.captions else "class"
+            pair.setdefault(true_text(data, position), _read_image(data, position))
     labels: list[str] = []
     rows: list[list[Cell]] = []
     for text, image in pair.items():
@@ -121,22 +97,7 @@ def paper_figures(
         more = model_rows(attend(models, [image], texts), views, texts, floor=RELEVANCE_FLOOR)
         labels += more[0]
         rows += more[1]
-    note = f"{View().resolved(list(pair))}."
-    title = "Figure 2: which patches speak for each text"
-    summary = f"Two images {drawn}, each with its own {kind} and the other's."
-    drawing = grid_figure(rows, note, labels, RELEVANCE_FLOOR)
-    figures = {"figure_2": Extra(title, summary, [drawing])}
-    blocks = []
-    for text, image in others:
-        cells = [Cell(model_view(image, next(iter(models.values()))), caption=text)]
-        for label, attended in attend(models, [image], [text]).items():
-            cells += map_cells(attended, 0, model_view(image, models[label]), [label])
-        blocks.append(cells)
-    if blocks:
-        summary = f"Which patches of an image speak for its own {kind}, in {len(others)} more images {drawn}."
-        drawing = grid_figure(arrange_blocks(blocks, 6), note, floor=RELEVANCE_FLOOR)
-        figures["figure_6"] = Extra("Figure 6: models side by side", summary, [drawing])
-    return figures
+    return grid_figure(rows, f"{View().resolved(list(pair))}.", labels, RELEVANCE_FLOOR)
 
 
 def _read_image(data: EvaluationSet, position: int) -> Image.Image:

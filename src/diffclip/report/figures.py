@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,12 @@ from diffclip.data.published_sets import base_of
 from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN, PANELS, SIX_TASKS
 from diffclip.names import DATASETS
 from diffclip.report.compare import contrast_of
-from diffclip.report.frame import BASELINE, TREATED, Results, measures_of, values_of
+from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.names import (
     in_order,
     is_share,
     metric_label,
     percent,
-    variant_in_name,
 )
 from diffclip.report.printed import paper_gains, paper_key
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
@@ -35,7 +34,6 @@ Curve = dict[str, Any]  # a line of `curves.jsonl`
 Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 _DASHED = (0, (4, 3))
 _LETTERS = 72  # maximum number in a line of a forest plot
-_MAX_MODELS = 5  # maximum number of models in a figure
 # marks of a forest plot: how each is drawn, and the text in the caption; the key is the text in the legend
 _MARKS: dict[str, tuple[dict[str, Any], str]] = {
     "margin of equivalence": (
@@ -67,11 +65,12 @@ def forest_chart(
     """Draw differences in points with their intervals, one row per measure or arm, with paired runs as dots.
 
     Args:
-        verdicts: rows of `results.verdicts`; metrics that are no shares, and rows without a difference, are left out.
+        verdicts: rows of `results.verdicts`; metrics that are no shares are left out. A row without a difference shows
+            its verdict alone.
         by: the column that names the rows: "label" (measures) or "arm".
     """
-    rows = verdicts[verdicts["share"] & verdicts["difference"].notna()] if len(verdicts) else verdicts
-    if not len(rows):
+    rows = verdicts[verdicts["share"].astype(bool)] if len(verdicts) else verdicts
+    if rows.empty or rows["difference"].isna().all():
         return None
     dots, colors, gains = _paired_differences(results, rows), colors_of(results.models), paper_gains()
     farthest = 1.25 * float(np.nanmax(np.abs(rows[["difference", "low", "high"]].to_numpy(float))))
@@ -87,10 +86,11 @@ def forest_chart(
     text: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "bbox": box, "in_layout": False}
     marks, label_above, y = set(), None, -1.0
     for (_, row), runs in zip(rows.iterrows(), dots, strict=True):
-        color, y = colors[row["arm"]], y + 1
+        y += 1
         label = contrast_of(row) if by == "arm" else row["label"]
         summary = percent(row["difference"], sign=True)
-        summary += f"  {row['verdict']}" if pd.notna(row["test"]) else ""
+        if pd.notna(row["test"]) or pd.isna(row["difference"]):
+            summary = f"{summary.strip('–')}  {row['verdict']}"
         if several or len(label + summary) > _LETTERS:  # the measure is named once, in a line of its own
             if not several or row["label"] != label_above:
                 axes.text(0, y - 0.32, label, fontsize=9, color=INK, **text)
@@ -98,6 +98,9 @@ def forest_chart(
             label = row["arm"] if several else ""
         axes.text(0, y - 0.32, label, fontsize=9, color=MUTED if several else INK, **text)
         axes.text(1, y - 0.32, summary, fontsize=8.5, ha="right", color=MUTED, **text)
+        if pd.isna(row["difference"]):
+            continue
+        color = colors[row["arm"]]
         if pd.notna(row["margin"]):
             margin = 100 * row["margin"]
             axes.fill_betweenx([y - 0.22, y + 0.3], -margin, margin, color=GRID, alpha=0.8, linewidth=0)
@@ -191,7 +194,7 @@ def pairs_chart(results: Results) -> Chart | None:
 
 def training_chart(results: Results) -> Chart | None:
     """Draw the training loss and the validation score over steps: a thin line per run, a thick one per arm's mean."""
-    curves, cut = _shown_curves(results)
+    curves = _curves(results)
     if not curves:
         return None
     kinds: dict[str, Callable[[Curve], Line]] = {
@@ -219,7 +222,7 @@ def training_chart(results: Results) -> Chart | None:
     add_legend(figure, _arms(curves), colors)
     caption = (
         "Loss, and the validation score (mean of six recalls, in percent) that chooses the checkpoint. Thin: single "
-        f"runs; thick: their mean.{cut}"
+        "runs; thick: their mean."
     )
     return Chart("training", "Training", caption, figure)
 
@@ -237,7 +240,7 @@ def _draw_lines(axes: Axes, lines: Sequence[Line], color: str) -> None:
 
 def lambda_chart(results: Results) -> Chart | None:
     """Draw λ and the correlation of A1 and A2 by layer, at the start and the end of training, one line per run."""
-    curves, cut = _shown_curves(results, with_lambda=True)
+    curves = [curve for curve in _curves(results) if curve.get("lambda")]
     if not curves:
         return None
     kinds = {"λ": [curve["lambda"] for curve in curves]}
@@ -264,7 +267,7 @@ def lambda_chart(results: Results) -> Chart | None:
     add_legend(figure, _arms(curves), colors)
     caption = (
         "λ of each layer after the last step (dotted: the first), and the correlation of its two attention maps at "
-        f"the last validation (dotted: the first); one line per run.{cut}"
+        "the last validation (dotted: the first); one line per run."
     )
     return Chart("lambda", "λ and the two maps", caption, figure)
 
@@ -276,25 +279,13 @@ def add_legend(figure: Figure, models: Sequence[str], colors: dict[str, str]) ->
     figure.legend(handles=keys, loc="outside upper left", ncols=max(1, min(4, 56 // (longest + 6))))
 
 
-def _first_models(results: Results, models: Iterable[str]) -> tuple[list[str], str]:
-    """Choose the models of a figure, CLIP and DiffCLIP or the study's primary pair before others, and say how many
-    are left out."""
-    names, row = in_order(dict.fromkeys(models)), results.primary
-    first = [name for name in names if variant_in_name(name) in (BASELINE, TREATED)]
-    if row is not None:
-        first = [row["arm"], row["against"]]
-    chosen = sorted(names, key=lambda name: name not in first)[:_MAX_MODELS]
-    cut = f" {len(chosen)} of {len(names)} models." if len(names) > len(chosen) else ""
-    return in_order(chosen), cut
-
-
 def _bar_chart(
     results: Results, rows: Sequence[tuple[str, pd.DataFrame]], name: str, title: str, caption: str
 ) -> Chart | None:
     """Draw the values of some measures in percent, one bar per model, with whiskers and the chance level."""
     if not rows:
         return None
-    models, cut = _first_models(results, (model for _, frame in rows for model in frame["model"]))
+    models = in_order(dict.fromkeys(model for _, frame in rows for model in frame["model"]))
     colors, height = colors_of(results.models), 0.8 / len(models)
     figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
@@ -328,7 +319,7 @@ def _bar_chart(
     add_legend(figure, models, colors)
     notes = [f" Whiskers: {' or '.join(whiskers)}."] if whiskers else []
     notes += [" Dashed: chance."] if any(frame["chance"].notna().any() for _, frame in rows) else []
-    return Chart(name, title, f"{caption}{''.join(notes)}{cut}", figure)
+    return Chart(name, title, f"{caption}{''.join(notes)}", figure)
 
 
 def _widest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -336,11 +327,9 @@ def _widest(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["measure"] == frame.groupby("measure")["model"].nunique().idxmax()]
 
 
-def _shown_curves(results: Results, with_lambda: bool = False) -> tuple[list[Curve], str]:
-    curves = [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
-    curves = [curve for curve in curves if curve.get("lambda") or not with_lambda]
-    models, cut = _first_models(results, (curve["arm"] for curve in curves))
-    return [curve for curve in curves if curve["arm"] in models], cut
+def _curves(results: Results) -> list[Curve]:
+    """Return the curves of the models, without those of ablations."""
+    return [curve for curve in results.curves if curve.get("group") in (None, "models") and curve["step"]]
 
 
 def _arms(curves: Sequence[Curve]) -> list[str]:

@@ -24,11 +24,6 @@ _HEADLINES = {
     "mmvp": ("pair_accuracy",),
 }
 """By task the metrics in the first table; other tasks show the first recorded one, linear probes `headline_metric`."""
-BY_LAYER = {
-    "focus": ("auroc", "inside_over_area", "entropy", "map_correlation"),
-    "mechanics": ("sink_ratio", "sink_value_norm", "negative_weight", "map_correlation", "gradient_cosine"),
-}
-"""By task the measures that a report shows layer by layer."""
 HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that the first table shows
 
 
@@ -44,7 +39,7 @@ class Results:
         curves: one mapping per run as in `curves.jsonl`.
         runs: one row per run of a study; empty without one.
         spec: the study or the declared family in `folder`; None of loose records.
-        timing: step times by arm, measured while the arms take turns.
+        timing: step times by arm, measured while the arms took turns; empty without such a measurement.
     """
 
     records: pd.DataFrame
@@ -61,11 +56,10 @@ class Results:
         names = [*self.records["model"], *(curve["arm"] for curve in self.curves)]
         return in_order(dict.fromkeys(names))
 
-    @property
-    def parameters(self) -> dict[str, float]:
-        """The parameters of each model whose cost was recorded."""
-        rows = self.records[(self.records["task"] == "cost") & (self.records["metric"] == "parameters")]
-        return dict(zip(rows["model"], rows["value"], strict=True))
+    def costs(self, metric: str) -> dict[str, float]:
+        """Return a cost by model ("parameters", "step_seconds"), the median over its runs."""
+        rows = self.records[(self.records["task"] == "cost") & (self.records["metric"] == metric)]
+        return dict(rows.groupby("model")["value"].median())
 
     @property
     def has_several_seeds(self) -> bool:
@@ -238,10 +232,9 @@ def headlines(records: pd.DataFrame) -> list[int]:
     """Choose the measures of the first table and of the forest plot: at least one per measured task.
 
     If all models of a task have an average over the same sets, it replaces the single sets. Of several maps, the first
-    recorded one is chosen. Measures on corrupted images are chosen only if there are no others.
+    recorded one is chosen.
     """
     frame = records[records["layer"].isna() & records["head"].isna() & ~records["task"].isin(ASIDE)]
-    frame = frame[frame["corruption"].isna() | frame["corruption"].notna().all()]
     averages = frame[(frame["task"] == SIX_TASKS) & (frame["metric"] == AVERAGE)]
     chosen, averaged = [], [SIX_TASKS]
     for panel, (task, _) in PANELS.items():

@@ -29,8 +29,8 @@ def in_order(models: Iterable[str]) -> list[str]:
 
 def variant_in_name(model: str) -> str:
     """Find the variant in a model's name, "DiffCLIP-vision" in "DiffCLIP-vision-ViT-B-16", also after other
-    words ("flickr8k_cpu-DiffCLIP", "CLIP-as-DiffCLIP"); return the whole name if there is none."""
-    fitting = [name for name in VARIANTS if re.search(rf"(^|[-_ ]){re.escape(name)}($|[-_ ])", model)]
+    words ("flickr8k_cpu-DiffCLIP") or before a rate ("CLIP@5e-4"); return the whole name if there is none."""
+    fitting = [name for name in VARIANTS if re.search(rf"(^|[-_ ]){re.escape(name)}($|[-_ @])", model)]
     return max(fitting, key=len, default=model)
 
 

@@ -32,7 +32,6 @@ from diffclip.report.compare import (
 )
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
-from diffclip.report.paper import paper_tables
 from diffclip.report.style import png_of, style, write_figure
 from diffclip.report.tables import BRACKETS, Table, comparison_table
 from diffclip.training.run_folder import METRICS_FILE, Run, read_run, run_folders
@@ -72,13 +71,8 @@ class Report(NamedTuple):
 
 
 @style()
-def build_report(
-    results: Results, paths: Sequence[str | Path] = (), title: str | None = None, printed: bool = False
-) -> Report:
-    """Choose the content of the report on `results`, which were read from `paths`, and draw it.
-
-    If `printed`, the paper's tables also have the paper's own rows.
-    """
+def build_report(results: Results, paths: Sequence[str | Path] = (), title: str | None = None) -> Report:
+    """Choose the content of the report on `results`, which were read from `paths`, and draw it."""
     records, verdicts, primary = results.records, results.verdicts, results.primary
     tasks, arms = verdicts, verdicts[:0]
     if primary is not None:
@@ -92,7 +86,10 @@ def build_report(
         charts.append(figures.forest_chart(results, tasks, f"{name} by measure"))
         table = comparison_table(results, tasks, f"{name} by measure")
     elif len(records):
-        measures = headlines(records)
+        declared = (
+            [measure for measure in verdicts.get("measure", ()) if measure >= 0] if results.spec else []
+        )
+        measures = list(dict.fromkeys(declared)) or headlines(records)
         charts.append(figures.values_chart(results, measures, "Values"))
         note = BRACKETS if results.has_several_seeds else f"{ONE_RUN} {BRACKETS}"
         table = tables.values_table(results, measures, "Values by measure (%)", note, "comparison")
@@ -107,18 +104,12 @@ def build_report(
     drawn = (figures.six_tasks_chart, figures.out_of_domain_chart, figures.pairs_chart)
     of_paper = _some(*(draw(results) for draw in drawn))
     training = _some(figures.training_chart(results), figures.lambda_chart(results))
-    numbers = [*tables.all_values(results), *tables.layers_tables(results)] if len(records) else []
+    numbers = tables.all_values(results) if len(records) else []
     sections = [
         Section("arms", "Arms and ablations", tables=arms_tables),
         Section("family", "Every declared comparison", tables=family_tables),
         Section("maps", "Maps and their baselines", tables=_some(tables.maps_table(results)), open=only_maps),
-        Section(
-            "paper",
-            "The paper's figures and tables",
-            of_paper,
-            paper_tables(results, printed),
-            open=printed,
-        ),
+        Section("paper", "The paper's figures", of_paper),
         Section("training", "Training", training, open=records.empty),
         Section("numbers", "Every number", tables=numbers),
         Section("runs", "Runs", tables=_some(tables.runs_table(results))),
@@ -219,10 +210,10 @@ def write_charts(folder: str | Path, report: Report, kind: str = "png") -> list[
 
 
 def write_tables(folder: str | Path, report: Report) -> list[Path]:
-    """Write the tables of verdicts and the paper's tables as Markdown and LaTeX, and return the files."""
+    """Write the tables of verdicts, or of values without them, as Markdown and LaTeX, and return the files."""
     chosen = [report.table] if report.table else []
     for section in report.sections:
-        chosen += section.tables if section.name in ("arms", "family", "paper") else []
+        chosen += section.tables if section.name in ("arms", "family") else []
     written = []
     for table in chosen:
         markdown = f"{table.title}\n\n{table.to_markdown()}\n\n{table.note}\n"

@@ -13,7 +13,7 @@ from diffclip.report.compare import (
     verdict_class,
     verdict_text,
 )
-from diffclip.report.frame import BY_LAYER, Results, measures_of, values_of
+from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.names import in_order, interval, is_share, p_text, percent
 from diffclip.report.printed import format_gain, paper_gains, paper_key
 
@@ -113,12 +113,13 @@ def comparison_table(
 
 def _costs(results: Results, model: str, against: str) -> dict[str, str]:
     """Compare the parameters and the step time of a study's arms."""
-    cells, parameters = {}, results.parameters
+    cells, parameters = {}, results.costs("parameters")
+    times = {arm: own["ratio"] for arm, own in results.timing.items()} or results.costs("step_seconds")
     if {model, against} <= parameters.keys():
         share = 100 * (parameters[model] / parameters[against] - 1)
         cells["parameters"] = f"{share:+.3f} %".replace("-", "−")
-    if {model, against} <= results.timing.keys():
-        cells["step time"] = f"{results.timing[model]['ratio'] / results.timing[against]['ratio']:.2f}"
+    if {model, against} <= times.keys():
+        cells["step time"] = f"{times[model] / times[against]:.2f}"
     return cells
 
 
@@ -180,25 +181,12 @@ def all_values(results: Results) -> list[Table]:
 def maps_table(results: Results) -> Table | None:
     """Make a table of the maps of focus and faithfulness with their baselines, one row per measure and map."""
     frame = results.records
-    rows = frame[frame["metric"].isin(BY_MAP) & frame["layer"].isna() & frame["corruption"].isna()]
+    rows = frame[frame["metric"].isin(BY_MAP) & frame["layer"].isna()]
     rows = rows[rows["task"].isin(WITH_MAPS)]
     ordered = rows.sort_values(["task", "dataset", "metric"], kind="stable", ascending=[False, True, True])
     measures = ordered["measure"].unique().tolist()
     note = f"Mean over seeds. {BRACKETS} Baselines: center prior, untrained, random order."
     return values_table(results, measures, "Maps and their baselines", note, "maps") if measures else None
-
-
-def layers_tables(results: Results) -> list[Table]:
-    """Make tables of what was measured by layer, one table per task and one row per measure and layer."""
-    frame = results.records[results.records["layer"].notna() & results.records["head"].isna()]
-    frame = frame.sort_values("metric", kind="stable")
-    tables = []
-    for task, metrics in BY_LAYER.items():
-        measures = frame.loc[frame["task"].eq(task) & frame["metric"].isin(metrics), "measure"]
-        title = f"{task.capitalize()} by layer"
-        if len(measures):
-            tables.append(values_table(results, list(measures.unique()), title, "", f"{task}_layers"))
-    return tables
 
 
 def runs_table(results: Results) -> Table | None:

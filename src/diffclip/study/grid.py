@@ -12,12 +12,11 @@ from typing import Any
 
 from diffclip.errors import InputError
 from diffclip.files import digest_of
+from diffclip.names import GROUPS, Group
 from diffclip.study.folds import fold_split
-from diffclip.study.spec import Group, Study
+from diffclip.study.spec import Study
 from diffclip.training.recipe import FREE_KEYS, Recipe
 from diffclip.training.run_folder import Row
-
-GROUPS: tuple[Group, ...] = ("sweep", "models", "ablations")
 
 Settings = Mapping[str, float]
 """The choice of a sweep for an arm: `lr` and `weight_decay`; empty for the recipe's own."""

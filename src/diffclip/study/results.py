@@ -1,4 +1,4 @@
-"""The folder of a study: spec.yaml, runs.jsonl, results.csv with protocols.yaml, curves.jsonl and timing.json.
+"""The folder of a study: spec.yaml, runs.jsonl, results.csv with protocols.yaml, and curves.jsonl.
 
 One process writes it. A finished run is added to all files, each written whole, and to runs.jsonl last. So a run
 without a line there is not finished, even if a killed process left lines elsewhere. The imports at the top do not
@@ -116,7 +116,7 @@ def read_spec(folder: Path) -> Family:
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read the step times of a study's arms (see `diffclip.study.step_times.time_arms`); empty if there are none."""
+    """Read the step times of a study's arms that took turns on an idle machine; empty if there are none."""
     file = folder / TIMING_FILE
     return dict(json.loads(file.read_text("utf-8"))["arms"]) if file.is_file() else {}
 

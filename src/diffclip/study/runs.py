@@ -17,6 +17,7 @@ from pathlib import Path
 from diffclip.data.published_sets import BUILT_IN
 from diffclip.errors import DiffCLIPError, InputError, StoppedError
 from diffclip.files import cores, explain_disk_errors, hold_lock
+from diffclip.names import Group
 from diffclip.scenes.write import draw_built_in, write_scenes
 from diffclip.study.executors import Local, Slurm
 from diffclip.study.folds import write_folds
@@ -30,10 +31,9 @@ from diffclip.study.grid import (
     sweep_runs,
 )
 from diffclip.study.job import Job, JobResult
-from diffclip.study.results import StudyFolder, describe_run, read_timing
+from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.site import SCENES, Site, entries_of
-from diffclip.study.spec import Group, Study
-from diffclip.study.step_times import time_arms
+from diffclip.study.spec import Study
 from diffclip.training.logging import duration
 from diffclip.training.recipe import read_recipe
 from diffclip.training.run_folder import is_started
@@ -42,7 +42,6 @@ from diffclip.training.stopping import StopRequest
 _STOPPED = StoppedError.exit_code
 _GRACE = 60.0  # seconds that a run has to save and leave
 _ATTEMPTS = 2
-_TIMING = {"cpu": 400.0, "cuda": 60.0}  # seconds for timing a step of all arms
 
 
 @dataclass
@@ -65,7 +64,7 @@ def run_study(
     seconds: float | None,
     executor: Local | Slurm,
 ) -> Tally:
-    """Time a step of every arm, then do the runs of `groups` that are not finished.
+    """Do the runs of `groups` that are not finished.
 
     Args:
         say: gets a line when a run starts and when it ends.
@@ -84,27 +83,10 @@ def run_study(
         folder = StudyFolder(site.output)
         folder.claim(study)
         if "sweep" not in groups:
-            choose(study, folder.runs)  # raises if the sweep is not finished, before anything is timed
+            choose(study, folder.runs)  # raises if the sweep is not finished
         with StopRequest(site.runs) as stop:
-            # a timing needs a machine for itself
-            if not site.cluster and not read_timing(site.output).keys() >= study.arms.keys():
-                _time_arms(study, site, say, deadline)
             stop.saves = True
             return _Runs(study, site, folder, say, deadline, stop, executor).run_groups(groups)
-
-
-def _time_arms(study: Study, site: Site, say: Callable[[str], None], deadline: float) -> None:
-    seconds = _TIMING[site.device]
-    if deadline - time.monotonic() <= seconds:
-        say("step times not measured, as the time is too short: raise --minutes")
-        return
-    say("timing a training step of every arm, in turns")
-    try:
-        time_arms(study, site.output, site.device, site.threads, seconds)
-    except StoppedError:
-        pass  # the runs check `stop.asked`
-    except DiffCLIPError as error:
-        say(f"step times not measured: {error}")
 
 
 @dataclass

@@ -14,11 +14,12 @@ from diffclip.errors import InputError, require_group
 from diffclip.evaluation.records import TABLE_FILE
 from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
+from diffclip.names import GROUPS, Group
 from diffclip.study.executors import visible_gpus
 from diffclip.study.folds import fold_split
-from diffclip.study.grid import GROUPS, Planned
+from diffclip.study.grid import Planned
 from diffclip.study.job import Job
-from diffclip.study.spec import Group, Study
+from diffclip.study.spec import Study
 from diffclip.training.plan import measure_steps
 from diffclip.training.recipe import Recipe
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import (
@@ -33,12 +33,11 @@ from pydantic import (
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.family import Endpoints, Family, Primary
 from diffclip.evaluation.suite import SUITES
-from diffclip.names import METRICS
+from diffclip.names import METRICS, Group
 from diffclip.plugins import load_listed
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
 
-Group = Literal["sweep", "models", "ablations"]
 BASELINE, TREATED = "CLIP", "DiffCLIP"
 _PLACES = {
     "primary": "`endpoints.primary`",
