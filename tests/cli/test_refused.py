@@ -40,7 +40,7 @@ EARLY = {
     "evaluate gone.pt --data scenes": "gone.pt does not exist",
     "evaluate run nothing --data scenes": "unknown model 'nothing'",
     "evaluate gone.pt --suite scenes --data scenes": "--data and --suite exclude each other: leave one out",
-    "evaluate gone.pt --suite scenes --split val": "--suite scenes has its own tasks, splits",
+    "evaluate gone.pt --suite scenes --split val": "--suite scenes has its own tasks and splits",
     "evaluate gone.pt --data scenes --skip-missing": "--skip-missing is for suites",
     "evaluate run --data nosuch": "unknown set 'nosuch'",
     "evaluate run --data cifar10": "needs --data-root FOLDER",
@@ -82,10 +82,10 @@ def test_arguments_and_names_are_checked_before_heavy_packages_are_imported(tmp_
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, model_folder, image_folder, class_set, caption_set) -> Path:
+def place(tmp_path_factory, model_folder, image_folder, class_set) -> Path:
     """A folder with photos, sets, a broken shard, a run, a model and files of no use."""
     folder = tmp_path_factory.mktemp("place")
-    for name, target in {"model": model_folder, "colours": class_set, "plain": caption_set}.items():
+    for name, target in {"model": model_folder, "colours": class_set}.items():
         (folder / name).symlink_to(target)
     shutil.copytree(image_folder, folder / "photos")
     (folder / "photos" / "empty").mkdir()
@@ -145,9 +145,6 @@ LATER = [
     ("vlm train --stage 1 vlm_qwen05b_stage1 --run new", "558k.json does not exist: give stage1.json=FILE"),
     ("report photos --output r.html", "photos has no records"),
     ("report photos/empty --output x.html", "no run there has made its first step"),
-    ("report run --tables tables --attention plain", "--attention needs a place for its figures"),
-    ("report run --output x.html --attention plain", "none of the runs has a checkpoint"),
-    ("report run --output x.html --attention cifar10", "--attention cifar10 is not a folder: give one in"),
     ("bench --device meta", "use cpu or cuda"),
     ("data check broken --workers 1", "none of 1 samples"),
     ("data check broken --output broken/0.tar", "would replace a shard"),

@@ -15,7 +15,7 @@ from PIL import Image
 
 from diffclip.cli.evaluate_table import show_records
 from diffclip.errors import InputError
-from diffclip.evaluation.records import load_records, read_records, write_records
+from diffclip.evaluation.records import load_records, read_records
 from diffclip.evaluation.verdicts import write_verdicts
 from diffclip.report.figures import forest_chart, pairs_chart, six_tasks_chart
 from diffclip.report.frame import read_results, results_of
@@ -42,8 +42,19 @@ def study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def report(study):
-    return build_report(read_results([study]), [study])
+def results(study):
+    return read_results([study])
+
+
+@pytest.fixture(scope="module")
+def report(study, results):
+    return build_report(results, [study])
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Skip the PNG files of a page, which take most of its time."""
+    monkeypatch.setattr("diffclip.report.page.png_of", lambda figure, dpi: b"")
 
 
 def text_of(page) -> str:
@@ -71,25 +82,24 @@ def test_study_page_has_headline_forest_and_table_and_folds_the_rest(report, tmp
     assert "diffclip report study" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_run_per_model_has_no_verdict_no_color_and_no_p(tmp_path):
-    write_records(tmp_path / "results.jsonl", made(LEVELS, seeds=(0,)))
-    page = write_report([tmp_path / "results.jsonl"], tmp_path / "page.html")
+    report = build_report(results_from(made(LEVELS, seeds=(0,))))
+    page = write_page(tmp_path / "page.html", report)
     text = text_of(page)
     assert "One training run each: another seed or processor can turn this around." in text
     for word in ("better", "worse", "equivalent", "undecided", "verdict", " p "):
         assert word not in text.replace("Figures", "")
     assert not re.search(r'class="[^"]*(better|worse)', page.read_text("utf-8"))
-    results = results_from(made(LEVELS, seeds=(0,)))
-    for file in write_tables(tmp_path / "tables", build_report(results)):
+    for file in write_tables(tmp_path / "tables", report):
         assert "better" not in file.read_text("utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_in_every_form_has_one_p_and_one_verdict_for_each_comparison(
-    study, tmp_path, monkeypatch, capsys
+    study, results, report, tmp_path, monkeypatch, capsys
 ):
     """HTML, Markdown, LaTeX, the terminal and verdicts.csv of one study."""
-    results = read_results([study])
-    report = build_report(results, [study])
     write_page(tmp_path / "page.html", report)
     write_markdown(tmp_path / "page.md", report)
     write_tables(tmp_path, report)
