@@ -22,19 +22,14 @@ def measure(precision: str, seconds: float) -> float:
     """Return samples per second, from the median step."""
     import torch
 
-    from benchmarks.models import Steps
-    from diffclip.training.plan import make_batch
+    from diffclip.training.plan import make_step
     from diffclip.training.recipe import read_recipe
-    from diffclip.training.run import build_model
 
-    recipe = read_recipe("scenes_demo")
-    step = Steps(build_model(recipe), torch.device("cpu"), precision)
-    batch = make_batch(recipe.config(), recipe.batch_size, "cpu")
+    recipe = read_recipe("scenes_demo", [f"precision={precision}"])
+    step = make_step(recipe, torch.device("cpu"), recipe.batch_size)
     times, until = [], time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 3:
-        started = time.perf_counter()
-        step("training", batch)
-        times.append(time.perf_counter() - started)
+        times.append(step())
     return recipe.batch_size / statistics.median(times[1:])
 
 
