@@ -38,7 +38,6 @@ def test_attend_writes_one_image_as_png_svg_pdf_and_npz(model_folder, plain, ima
     assert arrays["models"].tolist() == ["CLIP", "DiffCLIP"]
     assert arrays["texts"].tolist() == ["a mug", "a lamp"]
     assert arrays["images"].tolist() == [str(image_folder / "red.png")]
-    # one array per model, because their grids differ
     assert arrays["maps_0"].shape == (1, 2, 3, 3)
     assert arrays["maps_1"].shape == (1, 2, 2, 2)
     assert arrays["cosines"].shape == (2, 1, 2)
@@ -75,8 +74,8 @@ def test_default_without_text_is_class_token_attention(model_folder, image_folde
     explicit = ("--method", "attention", "--layers", "1", "--output", "named.npz")
     call(image_folder, "--model", model_folder, *explicit)
     default, explicit = np.load("default.npz"), np.load("named.npz")
-    assert (default["maps"] == explicit["maps"]).all()
-    assert default["maps"].shape == (1, 3, 1, 2, 2)
+    assert (default["maps_0"] == explicit["maps_0"]).all()
+    assert default["maps_0"].shape == (3, 1, 2, 2)
     assert str(default["method"]) == "attention"
     assert "cosines" not in default
     assert call(image_folder / "red.png", "--model", model_folder)[0] == "wrote attend.png\n"
@@ -87,7 +86,7 @@ def test_map_without_a_head_is_the_mean_over_heads(plain, image_folder, tmp_path
     for head in ("1", "2", None):
         file = tmp_path / f"{head}.npz"
         call(image_folder, "--model", plain, "--output", file, *(("--head", head) if head else ()))
-        maps.append(np.load(file)["maps"])
+        maps.append(np.load(file)["maps_0"])
     assert not np.allclose(maps[0], maps[1])
     np.testing.assert_allclose((maps[0] + maps[1]) / 2, maps[2], rtol=1e-5)
     call(image_folder, *TEXTS, "--model", plain, "--head", "2", "--output", tmp_path / "x.npz")

@@ -10,14 +10,7 @@ from diffclip import CLIP, InputError
 from diffclip.attention import eager
 from diffclip.attention.module import AttentionMaps
 from diffclip.maps.recording import recording
-from diffclip.maps.relevance import (
-    gradients,
-    image_legrad,
-    image_logits,
-    image_relevances,
-    patch_rows,
-    text_relevance,
-)
+from diffclip.maps.relevance import gradients, image_logits, image_relevances, text_relevance
 
 STEP = 1e-6
 
@@ -101,17 +94,17 @@ def test_image_relevance_matches_its_recursion(variant: str, first: int) -> None
     with recording(model, "visual", gradients=True) as layer_maps:
         logits = image_logits(model, images, texts)
         text_grads = [gradients(logits[:, text], layer_maps) for text in range(3)]
-    last = image_relevance(model, images, texts)
-    assert last.shape == (2, 3, 4, 4)
-    assert (last > 0).any()
-    assert not last.requires_grad
+    relevance = image_relevance(model, images, texts, layers=range(3)[first:])
+    assert relevance.shape == (2, 3, 4, 4)
+    assert (relevance > 0).any()
+    assert not relevance.requires_grad
     for text, grads in enumerate(text_grads):
-        rows = patch_rows(layer_maps[first:], grads[first:], ["relevance"])["relevance"]
         for sample in range(2):
             row = plainly(layer_maps, grads, first, sample)[0, 1:]
-            torch.testing.assert_close(rows[sample].double(), row, rtol=1e-4, atol=1e-7)
-        if first == -1:
-            torch.testing.assert_close(last[:, text].flatten(1), rows, rtol=1e-4, atol=1e-7)
+            found = relevance[sample, text].flatten().double()
+            torch.testing.assert_close(found, row, rtol=1e-4, atol=1e-7)
+    if first == -1:
+        torch.testing.assert_close(image_relevance(model, images, texts), relevance)
 
 
 @pytest.mark.parametrize("first", [0, -1])
@@ -242,7 +235,7 @@ def test_legrad_is_the_mean_of_positive_slopes_of_the_score_of_each_layer(varian
     legrad = image_relevance(model, images, texts, method="legrad")[0, 1].flatten()
     torch.testing.assert_close(legrad, torch.stack(expected).mean(0))
     assert legrad.max() > 0
-    head = image_legrad(model, images, texts, slice(2, 3), head=1)
-    assert head.shape == (1, 2, 17)
-    with pytest.raises(InputError, match="has no head 5"):
-        image_legrad(model, images, texts, head=4)
+    head = image_relevance(model, images, texts, method="legrad", layers=range(2, 3), head=1)
+    assert head.shape == (1, 2, 4, 4)
+    with pytest.raises(InputError, match="there is no head 5"):
+        image_relevance(model, images, texts, method="legrad", head=4)

@@ -42,7 +42,7 @@ def tiny_language_folder(tmp_path_factory: pytest.TempPathFactory, parts: Any) -
 @pytest.fixture(scope="session")
 def tiny_vlm(parts: Any) -> tuple[Any, Any]:
     """(model, processor): the tower and the language model behind a linear connector."""
-    return connect(*parts, "linear")
+    return connect(*parts)
 
 
 @pytest.fixture(scope="session")

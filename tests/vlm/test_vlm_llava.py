@@ -31,13 +31,9 @@ def words(model: Any) -> Any:
         return model(torch.tensor([[9, 40, 41, 7, 100]])).logits
 
 
-@pytest.mark.parametrize("connector", ["linear", "mlp2x_gelu"])
-def test_a_connected_model_matches_its_parts_and_loads_with_auto_classes(
-    connector: str, parts: Any, tmp_path: Path
-) -> None:
+def test_a_connected_model_matches_its_parts_and_loads_with_auto_classes(parts: Any, tmp_path: Path) -> None:
     vision, language, _, _ = parts
-    model, processor = connect(*parts, connector)
-    assert model.config.connector == connector
+    model, processor = connect(*parts)
     assert torch.equal(words(model), words(language))
     assert model.lm_head.weight is model.get_input_embeddings().weight
     assert not {id(p) for p in language.parameters()} & {id(p) for p in model.parameters()}
@@ -175,7 +171,7 @@ def test_vision_towers_and_language_models_load_or_are_refused(
     with pytest.raises(InputError, match=r"language_model .* cannot be used"):
         load_language_model(str(tiny_clip_folder))
     transformers.ViTConfig().save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="is a vit, not a causal language model"):
+    with pytest.raises(InputError, match=r"cannot be used \(Unrecognized configuration class"):
         load_language_model(str(tmp_path))
 
 

@@ -16,7 +16,7 @@ from diffclip.scenes.vocabulary import COLORS
 from diffclip.scenes.write import write_questions
 from diffclip.vlm.conversations import IMAGE, Turn, read_conversations
 from diffclip.vlm.files import load_language_model
-from diffclip.vlm.language_model import LanguageSettings, make_language_model
+from diffclip.vlm.language_model import make_language_model
 from diffclip.vlm.scenes import (
     color_turn,
     count_things,
@@ -125,9 +125,8 @@ def test_a_stopped_write_keeps_the_images_and_resumes_to_the_same_files(
 
 
 def test_the_language_model_has_whole_word_tokens_and_resumes_exactly(tmp_path: Path) -> None:
-    settings = LanguageSettings(32, 1, 2, first_steps=2, steps=5, batch_size=4)
     made, stopped = tmp_path / "made", tmp_path / "stopped"
-    make_language_model(made, settings)
+    make_language_model(made, steps=3)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     model, tokenizer = load_language_model(str(made))
     assert (model.config.model_type, model.config.vocab_size) == ("qwen2", len(tokenizer))
@@ -136,7 +135,7 @@ def test_the_language_model_has_whole_word_tokens_and_resumes_exactly(tmp_path: 
     text = "Is there a red crescent in the picture? Größe 3"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     with stopped_after_a_save():
-        make_language_model(stopped, settings)
-    make_language_model(stopped, settings)
+        make_language_model(stopped, steps=3)
+    make_language_model(stopped, steps=3)
     weights = [(folder / "model.safetensors").read_bytes() for folder in (made, stopped)]
     assert weights[0] == weights[1]

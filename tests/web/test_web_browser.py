@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from made_sets import write_image
 
-from diffclip.web.server import pick_port, serve_in_background
-
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 
@@ -37,14 +35,6 @@ def window(chromium) -> Iterator[Any]:
     page.on("dialog", lambda dialog: (page.dialogs.append(dialog.message), dialog.dismiss()))
     yield page
     context.close()
-
-
-@pytest.fixture(scope="module")
-def address(chromium, plain, differential) -> Iterator[str]:
-    """The page of both models, served by this process."""
-    models = [("x/Plain", plain), ("x/Differential", differential)]
-    with serve_in_background(models, "127.0.0.1", pick_port("127.0.0.1", 0)) as url:
-        yield url
 
 
 @pytest.fixture
@@ -120,27 +110,6 @@ def test_choosing_another_text_or_map_needs_no_server_request(tab):
     for _ in range(10):
         slider.press("ArrowLeft")
     tab.wait_for_function(f"{opacity} === '0.5'")
-    assert not [url for url in tab.asked[count:] if "queue/join" in url]
-
-
-def test_a_clicked_patch_shows_its_attention_in_every_model(tab):
-    count = len(tab.asked)
-    stage = tab.locator(".dc-stage").first
-    box = stage.bounding_box()
-    stage.click(position={"x": 0.9 * box["width"], "y": 0.1 * box["height"]})
-    tab.wait_for_selector(".dc-atlas:visible")
-    assert tab.locator("#dc-method input:checked").input_value() == "patch"
-    assert tab.locator(".dc-atlas:visible").count() == 2
-    for frame, card in zip(tab.locator(".dc-frame").all(), tab.locator(".dc-stage").all(), strict=True):
-        inner, outer = frame.bounding_box(), card.bounding_box()
-        assert inner["x"] < outer["x"] + 0.9 * outer["width"] < inner["x"] + inner["width"] + 1
-        assert inner["y"] == pytest.approx(outer["y"], abs=1)
-    position = "getComputedStyle(document.querySelector('.dc-atlas')).backgroundPosition"
-    before = tab.evaluate(position)
-    stage.press("ArrowDown")
-    assert tab.evaluate(position) != before
-    tab.get_by_label("Grad-ECLIP", exact=True).check()
-    tab.wait_for_selector("img.dc-map[data-map=grad-eclip]:visible")
     assert not [url for url in tab.asked[count:] if "queue/join" in url]
 
 

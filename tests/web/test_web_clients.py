@@ -1,7 +1,6 @@
 """The page as a real process, with hostile clients and many clients at once."""
 
 import http.client
-import re
 import signal
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -24,16 +23,15 @@ BAD_FILES = [
 ]
 
 
-def test_bad_uploads_all_get_an_answer_and_the_page_keeps_working(page):
+def test_bad_uploads_all_get_an_answer_and_the_page_keeps_working(page, capfd):
     good = encoded(Image.new("RGB", (40, 30), "red"), "PNG")
     before = page.look(page.upload(good))
     assert 'class="dc-results"' in before[1]
-    log_length = len(page.log())
     for name, content in BAD_FILES:
         message, results, *_ = page.look(page.upload(content, name))
         assert 'class="dc-message dc-bad"' in str(message), (name, message, results)
     assert page.look(page.upload(good))[1] == before[1]
-    assert not re.search(r"Traceback|diffclip:|Warning", page.log()[log_length:])
+    assert "Traceback" not in capfd.readouterr().err
     assert page.upload(bytes(20 * 2**20 + 1)) is None
 
 
@@ -49,9 +47,10 @@ def test_many_clients_each_get_their_own_answer_or_a_full_queue_error(page):
     assert all(f"client {number}<" in answer[1] for number, answer in served)
 
 
-def test_clients_can_read_only_uploaded_files(page, photos):
-    host = urlsplit(page.url)
-    for path in ("/etc/passwd", "pyproject.toml", str(photos / "red.png"), "http://127.0.0.1:1/x"):
+def test_clients_can_read_only_uploaded_files(page, tmp_path):
+    host, image = urlsplit(page.url), tmp_path / "red.png"
+    image.write_bytes(encoded(Image.new("RGB", (60, 48), "red"), "PNG"))
+    for path in ("/etc/passwd", "pyproject.toml", str(image), "http://127.0.0.1:1/x"):
         for route in ("/gradio_api/file=", "/gradio_api/proxy=", "/static/", "/assets/"):
             connection = http.client.HTTPConnection(host.hostname, host.port, timeout=60)
             connection.request("GET", f"{route}{path}")

@@ -7,8 +7,9 @@ from diffclip.errors import InputError
 from diffclip.maps import measures
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import image_relevances
+from diffclip.maps.view import METHODS
 from diffclip.sources.load import load_with_origin
-from diffclip.web.look import METHODS, look
+from diffclip.web.look import look
 
 TEXTS = ["a red square", "a dog"]
 
@@ -19,14 +20,13 @@ def image():
     return Image.fromarray(values)
 
 
-def test_scores_maps_and_segments_match_the_model(plain, image):
+def test_scores_and_maps_match_the_model(plain, image):
     view = look(plain, image, TEXTS)
     with torch.no_grad():
         images = plain.preprocess(image)[None]
         image = plain.model.encode_image(images, normalize=True)
         texts = plain.model.encode_text(plain.tokenizer(TEXTS), normalize=True)
         cosines = (image @ texts.T)[0]
-        patches = plain.model.encode_patches(images, normalize=True, readout="last-values")[0]
     assert view.cosines == pytest.approx(cosines.tolist(), abs=1e-5)
     wanted = (plain.model.logit_scale.exp() * cosines).softmax(-1)
     assert view.probabilities == pytest.approx(wanted.tolist(), abs=1e-4)
@@ -34,10 +34,6 @@ def test_scores_maps_and_segments_match_the_model(plain, image):
         for index in range(2):
             values = view.find(method, index).values
             np.testing.assert_allclose(values, maps[0, index].numpy(), rtol=1e-3, atol=1e-7)
-    nearest = (patches @ texts.T).argmax(-1).view(4, 4)
-    assert view.segments.shape == (96, 96)
-    corners = view.segments[np.ix_([0, -1], [0, -1])]  # no interpolation beyond the outer patch centers
-    np.testing.assert_array_equal(corners, nearest[[0, -1]][:, [0, -1]])
 
 
 def test_maps_of_a_layer_and_a_head(differential, image):
@@ -48,7 +44,7 @@ def test_maps_of_a_layer_and_a_head(differential, image):
     assert not np.allclose(
         view.find("legrad", 0).values, look(differential, image, TEXTS).find("legrad", 0).values
     )
-    for choice, message in (({"layer": 9}, "has no vision layer 9"), ({"head": 3}, "has no head 3")):
+    for choice, message in (({"layer": 9}, "has no vision layer 9"), ({"head": 3}, "there is no head 3")):
         with pytest.raises(InputError, match=message):
             look(differential, image, TEXTS, **choice)
 
@@ -66,9 +62,7 @@ def test_differential_models_get_all_maps_and_stay_unchanged(differential, image
         row = getattr(maps[0], field)[0].mean(0)[0, 1:]
         np.testing.assert_allclose(view.find(name, 0).values.flatten(), row, atol=1e-6)
     assert [len(values) for values in view.lambdas.values()] == [2, 2]
-    assert all(view.find(name, 1) is not None for name in METHODS if name not in ("segmentation", "patch"))
-    combined = maps[0].combined[0].mean(0)
-    np.testing.assert_allclose(view.patches.reshape(16, 16), combined[1:, 1:], atol=1e-6)
+    assert all(view.find(name, 1) is not None for name in METHODS)
 
 
 def test_map_numbers_match_the_focus_measures(differential, image):

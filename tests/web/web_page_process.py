@@ -1,15 +1,12 @@
-"""The page as a real process, and a client that sends the same requests as the page's own script."""
+"""A client that sends the same requests as the page's own script, and the page as a real process."""
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,10 @@ from typing import Any
 class Page:
     """A client of the page at `url`, with the requests of the page's own script."""
 
-    def __init__(self, url: str, log: Path) -> None:
+    def __init__(self, url: str) -> None:
         import httpx
 
-        self.url, self._log = url, log
+        self.url = url
         # a long timeout: clients of a test wait in one queue, and the machine may be busy
         self.http = httpx.Client(base_url=url, timeout=300, trust_env=False)
         config = self.http.get("/config").json()
@@ -58,10 +55,6 @@ class Page:
                     return message["output"].get("data") or [message["success"], message["output"]]
         raise AssertionError("the server ended its answer without a result")
 
-    def log(self) -> str:
-        """Return the stderr of the server."""
-        return self._log.read_text()
-
 
 def _file(path: str | None) -> dict[str, Any] | None:
     return None if path is None else {"path": path, "meta": {"_type": "gradio.FileData"}}
@@ -85,17 +78,3 @@ def wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
         time.sleep(0.1)
     process.kill()
     raise AssertionError(f"no page: {log.read_text()}")
-
-
-@contextmanager
-def serving(*arguments: object, cache: Path) -> Iterator[Page]:
-    process = start(*arguments, cache=cache)
-    try:
-        yield Page(wait_for_address(process, cache / "log"), cache / "log")
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            assert process.wait(timeout=120) == 130
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

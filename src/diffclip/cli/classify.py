@@ -90,12 +90,9 @@ def parse_labels(labels: str) -> list[str]:
     if not all(names):
         raise InputError(f"--labels {labels!r} has an empty label: write them as in 'cat, dog'")
     if len(names) < 2:
-        advice = (
-            f"write @{names[0]} for the labels in this file"
-            if Path(names[0]).is_file()
-            else "give two or more"
+        raise InputError(
+            f"--labels has {names[0]!r} alone, which would always be right: give two or more, or @FILE for a file"
         )
-        raise InputError(f"--labels has {names[0]!r} alone, which would always be right: {advice}")
     folded = [name.casefold() for name in names]
     for i, name in enumerate(names):
         if folded[i] in folded[:i]:

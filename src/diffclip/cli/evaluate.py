@@ -88,6 +88,8 @@ def evaluate(
         find_model(source)
     if data is not None and data not in BUILT_IN:
         set_folder(data, data_root)
+    if prompt is not None and "{c}" not in prompt:
+        raise InputError(f"--prompt {prompt!r} has no place for the object's name: write {{c}} where it goes")
     say_loading(sources)
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Sets, run_entries

@@ -131,14 +131,12 @@ def evaluate(
     check_writable(output)
     from diffclip.cli.evaluate_table import show_records
     from diffclip.evaluation.results_file import ResultsFile
-    from diffclip.vlm.evaluate import evaluate_models, one_sided_models
+    from diffclip.vlm.evaluate import evaluate_models
     from diffclip.vlm.pope import open_questions
 
     questions, results = open_questions(data, images, blind=blind), ResultsFile(output)
     records = evaluate_models(models, questions, results, batch_size, pick_device(device), show_progress)
     show_records(records, results.outcomes, headlines_only=False)
-    for line in one_sided_models(records):
-        print(line)
 
 
 @vlm.command("demo")
@@ -159,10 +157,7 @@ def demo(
     with explain_stops(folder):
         from diffclip.cli.evaluate_table import show_records
         from diffclip.vlm.demo import run_vlm_demo
-        from diffclip.vlm.evaluate import one_sided_models
 
         page, records = run_vlm_demo(folder, range(seeds), print, show_progress)
     show_records(records, {}, headlines_only=True)
-    for line in one_sided_models(records):
-        print(line)
     print(f"The page: {page}")

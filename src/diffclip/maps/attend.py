@@ -18,13 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diffclip.attention.module import AttentionMaps
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.maps.attention import as_patches, patch_part, rollout
 from diffclip.maps.recording import images_at_once, recording
-from diffclip.maps.relevance import check_head, gradients, image_legrad, patch_rows, text_relevance
-from diffclip.maps.view import LEGRAD, OF_TEXTS, View
+from diffclip.maps.relevance import check_head, image_relevances, text_relevance
+from diffclip.maps.view import OF_TEXTS, PAIR_MAPS, View
 from diffclip.model import CLIP
 from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
@@ -45,7 +44,6 @@ class Attended:
         probabilities: [P, T], softmax of the logits over the T texts.
         pieces: the tokens of each text between its start and its end, see `Tokenizer.pieces`.
         spoken: the relevance of these tokens, [P, T, L] ≥ 0. L is the length of the longest text, and padding is 0.
-        patch: the row and column, from 1, of the patch whose attention is mapped; None: the class token.
     """
 
     maps: Array
@@ -53,7 +51,6 @@ class Attended:
     probabilities: Array
     pieces: list[list[str]]
     spoken: Array
-    patch: tuple[int, int] | None = None
 
 
 def attend(
@@ -79,7 +76,7 @@ def attend(
         readers = {name: _Reader(name, loaded, texts, view) for name, loaded in models.items()}
         parts: dict[str, list[_Part]] = {name: [] for name in models}
         remaining = iter(images)
-        at_once = min(images_at_once(reader.model, reader.first) for reader in readers.values())
+        at_once = min(images_at_once(reader.model, reader.layers.start) for reader in readers.values())
         while batch := list(islice(remaining, min(_BATCH, at_once))):
             for name, reader in readers.items():
                 parts[name].append(reader.read(batch))
@@ -93,20 +90,20 @@ class _Reader:
     """One model and its texts: computes maps, cosines and relevance of tokens for batches of images."""
 
     def __init__(self, name: str, loaded: Prepared, texts: Sequence[str], view: View) -> None:
-        self.name, self.method, self.patch = name, view.method, view.patch
+        self.name, self.method = name, view.method
         self.model, self.preprocess, tokenizer = loaded
         vision = self.model.config.vision
         side = vision.image_size // vision.patch_size
-        if self.patch is not None and not all(1 <= index <= side for index in self.patch):
+        if view.patch is not None and not all(1 <= index <= side for index in view.patch):
             raise InputError(
-                f"{name} has no patch in row {self.patch[0]}, column {self.patch[1]}: both are numbered from 1 to "
+                f"{name} has no patch in row {view.patch[0]}, column {view.patch[1]}: both are numbered from 1 to "
                 f"{side}"
             )
-        self.token = 0 if self.patch is None else (self.patch[0] - 1) * side + self.patch[1] - 1 - side * side
-        if self.method in ("A1", "A2") and not vision.is_differential:
+        self.token = 0 if view.patch is None else (view.patch[0] - 1) * side + view.patch[1] - 1 - side * side
+        if self.method in PAIR_MAPS and not vision.is_differential:
             raise InputError(f"{name} makes one map per head, no {self.method}: use --method attention")
         self.head = None if view.head is None else view.head - 1
-        self.first, self.last = _layer_range(self.model, name, view.layers)
+        self.layers = find_layers(self.model, name, view.layers)
         self.first_text = 0 if view.layers == "all" else -1
         self.pieces = tokenizer.pieces(texts) if texts else []
         longest = max(map(len, self.pieces), default=0)
@@ -122,31 +119,17 @@ class _Reader:
         return tuple(output.detach().float().cpu() for output in outputs)
 
     def _relevance(self, images: Tensor) -> _Part:
-        if self.method == LEGRAD:
-            return self._legrad(images)
-        with recording(self.model, "visual", self.first, gradients=True) as layer_maps:
-            features = self.model.encode_image(images, normalize=True)
-            cosines = features @ self.texts.T
-            logits = self.model.logit_scale.detach().exp() * cosines
-            chosen = self._chosen(layer_maps)
-            rows = [
-                patch_rows(chosen, gradients(logit, chosen), [self.method], self.head)[self.method]
-                for logit in logits.unbind(1)
-            ]
-        spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
-        return as_patches(torch.stack(rows, 1)), cosines, spoken[..., 1:-1].transpose(0, 1)
-
-    def _legrad(self, images: Tensor) -> _Part:
+        view = {"methods": [self.method], "layers": self.layers, "head": self.head}
+        maps = image_relevances(self.model, images, self.texts, **view)[self.method]
         features = self.model.encode_image(images, normalize=True)
-        layers = slice(self.first, self.last)
-        rows = image_legrad(self.model, images, self.texts, layers, self.head, name=self.name)
         spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
-        return as_patches(patch_part(rows)), features @ self.texts.T, spoken[..., 1:-1].transpose(0, 1)
+        return maps, features @ self.texts.T, spoken[..., 1:-1].transpose(0, 1)
 
     def _attention(self, images: Tensor) -> _Part:
-        with recording(self.model, "visual", self.first) as layer_maps:
+        with recording(self.model, "visual", self.layers.start) as recorded:
             self.model.encode_image(images)
-        chosen = self._chosen(layer_maps)
+        chosen = recorded[: len(self.layers)]
+        check_head(chosen, self.head)
         if self.method == "rollout":
             row = rollout(chosen)[:, self.token]
         else:
@@ -157,28 +140,23 @@ class _Reader:
         empty = row.new_empty(len(images), 0)
         return as_patches(patch_part(row)[:, None]), empty, empty[..., None]
 
-    def _chosen(self, layer_maps: Sequence[AttentionMaps]) -> Sequence[AttentionMaps]:
-        check_head(layer_maps, self.head, self.name)
-        return layer_maps[: self.last - self.first]
-
     def joined(self, parts: Sequence[_Part]) -> Attended:
         maps, cosines, spoken = (torch.cat(kind) for kind in zip(*parts, strict=True))
         if not all(values.isfinite().all() for values in (maps, cosines, spoken)):
             raise InputError(f"{self.name} gives numbers that are not finite: use other weights")
         shares = (cosines * self.model.logit_scale.detach().float().cpu().exp()).softmax(-1)
-        scores = cosines.numpy(), shares.numpy()
-        return Attended(maps.numpy(), *scores, self.pieces, spoken.numpy(), self.patch)
+        return Attended(maps.numpy(), cosines.numpy(), shares.numpy(), self.pieces, spoken.numpy())
 
 
-def _layer_range(model: CLIP, name: str, layers: str) -> tuple[int, int]:
-    """Return the first of the vision layers that `layers` names, and one past the last; both count from 0."""
+def find_layers(model: CLIP, name: str, layers: str) -> range:
+    """Return the vision layers, counted from 0, that `layers` names: "all", "last" or a number from 1."""
     depth = model.config.vision.layers
-    ranges = {"all": (0, depth), "last": (depth - 1, depth)}
+    ranges = {"all": range(depth), "last": range(depth - 1, depth)}
     if layers in ranges:
         return ranges[layers]
     if not 1 <= int(layers) <= depth:
         raise InputError(f"{name} has no vision layer {layers}: they are numbered from 1 to {depth}")
-    return int(layers) - 1, int(layers)
+    return range(int(layers) - 1, int(layers))
 
 
 def write_arrays(
@@ -186,29 +164,25 @@ def write_arrays(
 ) -> Path:
     """Write the maps of M models for P images and T texts as a file for `numpy.load`.
 
-    The file holds `models` [M], `images` [P], `texts` [T], `method` and the raw `maps`, float32 [M, P, T, h, w] (T is 1
-    for a method without texts). If grids differ, `maps_0`, `maps_1`, … [P, T, h, w] hold the maps by model. Texts add
-    `cosines` and `probabilities` [M, P, T], `tokens` [M, T, L], padded with "", and `token_relevance` [M, P, T, L].
+    The file holds `models` [M], `images` [P], `texts` [T], `method` and the raw maps of each model, `maps_0`, `maps_1`,
+    …, float32 [P, T, h, w] (T is 1 for a method without texts). Texts add `cosines` and `probabilities` [M, P, T],
+    `tokens` [M, T, L], padded with "", and `token_relevance` [M, P, T, L].
     """
-    results, models = list(model_maps.values()), list(model_maps)
-    arrays: dict[str, Any] = {"models": models, "images": images, "method": method}
+    results = list(model_maps.values())
+    arrays: dict[str, Any] = {"models": list(model_maps), "images": images, "method": method}
     arrays["texts"] = np.array(texts, np.str_)
-    if len({result.maps.shape for result in results}) == 1:
-        arrays["maps"] = np.stack([result.maps for result in results])
-    else:
-        arrays |= {f"maps_{number}": result.maps for number, result in enumerate(results)}
+    arrays |= {f"maps_{number}": result.maps for number, result in enumerate(results)}
     if texts:
         longest = max(result.spoken.shape[-1] for result in results)
         tokens = [[row + [""] * (longest - len(row)) for row in result.pieces] for result in results]
-        spoken = [
-            np.pad(result.spoken, ((0, 0), (0, 0), (0, longest - result.spoken.shape[-1])))
-            for result in results
-        ]
+        gaps = [((0, 0), (0, 0), (0, longest - result.spoken.shape[-1])) for result in results]
         arrays |= {
             "cosines": np.stack([result.cosines for result in results]),
             "probabilities": np.stack([result.probabilities for result in results]),
             "tokens": np.array(tokens, dtype=np.str_),
-            "token_relevance": np.stack(spoken),
+            "token_relevance": np.stack(
+                [np.pad(result.spoken, gap) for result, gap in zip(results, gaps, strict=True)]
+            ),
         }
     # into an open file, because NumPy adds .npz to a path
     with write_atomically(path) as temporary, temporary.open("wb") as file:

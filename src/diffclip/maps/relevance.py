@@ -3,7 +3,7 @@
 `relevance`: gradient-weighted attention of Chefer, Gur and Wolf, "Generic Attention-model Explainability" (ICCV 2021),
 with their settings for CLIP: y is the pair's logit, and Ā is the mean over heads of (∂y/∂A ⊙ A)⁺. R starts as the
 identity, and each chosen layer sets R ← R + Ā·R. DiffCLIP's Figure 2 shows the class token's row for the last layer.
-`grad-eclip`: see `grad_eclip_of`. `legrad`: see `legrad`, which takes all layers.
+`grad-eclip`: see `grad_eclip_of`. `legrad`: see `_legrad`, which takes all layers.
 
 In a differential layer, A is A1 − λ·A2, the map that multiplies the values. Its entries are signed, and so are their
 derivatives. A patch with a negative entry and a negative derivative has a positive product: it speaks for the text.
@@ -41,40 +41,46 @@ def image_relevances(
     texts: Tensor,
     norm: Norm = "detached",
     methods: Sequence[str] = OF_TEXTS,
+    layers: range | None = None,
+    head: int | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w]. `legrad` takes all
-    layers, the other methods the last one.
+    """Compute the relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
 
     Args:
         images: [B, 3, S, S] as the model takes them.
         texts: unit-length text features: [T, D] for all images, or [B, T, D] if each image has its own.
         norm: the rule for gradients through a head norm, see `Norm`.
+        layers: the vision layers to use, neighbors, counted from 0; None: the last, for `legrad` all.
+        head: one head of these layers, counted from 0; None: all.
+
+    Raises:
+        InputError: the layers have no such head.
     """
-    last = [name for name in methods if name != LEGRAD]
+    depth = range(model.config.vision.layers)
+    others = [name for name in methods if name != LEGRAD]
     found: dict[str, Tensor] = {}
-    if last:
-        with recording(model, "visual", -1, gradients=True, norm=norm) as layer_maps:
+    if others:
+        chosen = depth[-1:] if layers is None else layers
+        with recording(model, "visual", chosen.start, gradients=True, norm=norm) as recorded:
             logits = image_logits(model, images, texts)
-            rows = [patch_rows(layer_maps, gradients(logit, layer_maps), last) for logit in logits.unbind(1)]
-        found = {name: as_patches(torch.stack([row[name] for row in rows], dim=1)) for name in last}
+            maps = recorded[: len(chosen)]
+            check_head(maps, head)
+            rows = [_patch_rows(maps, gradients(logit, maps), others, head) for logit in logits.unbind(1)]
+        found = {name: torch.stack([row[name] for row in rows], dim=1) for name in others}
     if LEGRAD in methods:
-        found[LEGRAD] = as_patches(patch_part(image_legrad(model, images, texts, norm=norm)))
-    return {name: found[name] for name in methods}
+        found[LEGRAD] = _image_legrad(model, images, texts, depth if layers is None else layers, head, norm)
+    return {name: as_patches(patch_part(found[name])) for name in methods}
 
 
-def patch_rows(
-    maps: Sequence[AttentionMaps], grads: Sequence[Tensor], methods: Sequence[str], head: int | None = None
+def _patch_rows(
+    maps: Sequence[AttentionMaps], grads: Sequence[Tensor], methods: Sequence[str], head: int | None
 ) -> dict[str, Tensor]:
-    """Compute the relevance of the patches for the class token by each of `methods`, [B, h·w] ≥ 0, from the layers
-    `maps` and their gradients `grads`; `head` takes one head instead of all."""
-    tokens = maps[0].first.shape[-1]
-    positions = torch.arange(tokens, device=grads[0].device)
-    patches = positions >= tokens - patch_part(positions).shape[-1]
+    """Compute the relevance of all tokens for the class token by each of `methods`: [B, N] ≥ 0."""
+    positions = torch.arange(maps[0].first.shape[-1], device=grads[0].device)
+    patches = positions >= len(positions) - patch_part(positions).shape[-1]
     class_tokens = torch.zeros(len(grads[0]), dtype=torch.int64, device=grads[0].device)
-    return {
-        name: patch_part(_METHODS[name](maps, grads, class_tokens, patches.expand(len(grads[0]), -1), head))
-        for name in methods
-    }
+    mask = patches.expand(len(grads[0]), -1)
+    return {name: _METHODS[name](maps, grads, class_tokens, mask, head) for name in methods}
 
 
 def image_logits(model: CLIP, images: Tensor, texts: Tensor) -> Tensor:
@@ -110,7 +116,7 @@ def text_relevance(
                 ended = model.ln_final(x)[torch.arange(len(x), device=x.device), ends]
                 return _logits(model, F.normalize(ended @ model.text_projection, dim=-1), images)
 
-            found = legrad(layer_maps, outputs, logits_of, ends)
+            found = _legrad(layer_maps, outputs, logits_of, ends)
         else:
             readable = positions <= ends[:, None]
             rows = [
@@ -122,42 +128,35 @@ def text_relevance(
     return found * inside[:, None]
 
 
-def image_legrad(
-    model: CLIP,
-    images: Tensor,
-    texts: Tensor,
-    layers: slice = slice(None),
-    head: int | None = None,
-    norm: Norm = "detached",
-    name: str = "the model",
+def _image_legrad(
+    model: CLIP, images: Tensor, texts: Tensor, layers: range, head: int | None, norm: Norm
 ) -> Tensor:
-    """Compute LeGrad of the class token for all tokens of images [B, 3, S, S]: [B, T, N] ≥ 0, over `layers`, from all
-    heads or one; `texts` as in `image_relevances`."""
-    blocks = model.visual.blocks[layers.start or 0 :]
+    """Compute LeGrad of the class token for all tokens of the images: [B, T, N] ≥ 0."""
+    blocks = model.visual.blocks[layers.start :]
     with (
-        recording(model, "visual", layers.start or 0, gradients=True, norm=norm) as maps,
+        recording(model, "visual", layers.start, gradients=True, norm=norm) as maps,
         _outputs(blocks) as outputs,
     ):
         model.encode_image(_usable(images))
-        check_head(maps, head, name)
-        count = len(model.visual.blocks[layers])
+        check_head(maps, head)
         class_tokens = torch.zeros(len(images), dtype=torch.int64, device=outputs[0].device)
 
         def logits_of(x: Tensor) -> Tensor:
             features = model.visual.norm(x)[:, 0] @ model.image_projection
             return _logits(model, F.normalize(features, dim=-1), texts)
 
-        return legrad(maps[:count], outputs[:count], logits_of, class_tokens, head)
+        count = len(layers)
+        return _legrad(maps[:count], outputs[:count], logits_of, class_tokens, head)
 
 
-def check_head(maps: Sequence[AttentionMaps], head: int | None, name: str) -> None:
-    """Raise `InputError` unless the layers of the model `name` have the `head`, counted from 0; None is all heads."""
+def check_head(maps: Sequence[AttentionMaps], head: int | None) -> None:
+    """Raise `InputError` unless the layers have the `head`, counted from 0; None is all heads."""
     heads = maps[0].first.shape[1]
     if head is not None and not 0 <= head < heads:
-        raise InputError(f"{name} has no head {head + 1}: they are numbered from 1 to {heads}")
+        raise InputError(f"there is no head {head + 1}: the layers have heads 1 to {heads}")
 
 
-def legrad(
+def _legrad(
     maps: Sequence[AttentionMaps],
     outputs: Sequence[Tensor],
     logits_of: Callable[[Tensor], Tensor],

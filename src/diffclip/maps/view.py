@@ -9,16 +9,17 @@ from diffclip.errors import InputError, unknown_name
 from diffclip.files import printable
 
 METHODS = {
-    "relevance": "how much each patch speaks for the text",
-    "grad-eclip": "how much each patch speaks for the text, by the channels of its value",
-    "legrad": "how much more attention to each patch would speak for the text, over the layers",
-    "rollout": "how much of each patch reaches the class token if layers only mixed",
-    "attention": "the class token's row of A, or of A1 − λ·A2",
-    "A1": "the class token's row of the first map",
-    "A2": "the class token's row of the second map, which is subtracted",
+    "relevance": ("Relevance", "how much each patch speaks for the text"),
+    "grad-eclip": ("Grad-ECLIP", "how much each patch speaks for the text, by the channels of its value"),
+    "legrad": ("LeGrad", "how much more attention to each patch would speak for the text, over the layers"),
+    "rollout": ("Rollout", "how much of each patch reaches the class token if layers only mixed"),
+    "attention": ("Attention", "the class token's row of A, or of A1 − λ·A2"),
+    "A1": ("A1", "the class token's row of the first map"),
+    "A2": ("A2", "the class token's row of the second map, which is subtracted"),
 }
-"""The maps by name, with their meaning."""
+"""The maps by name, with title and meaning."""
 LEGRAD = "legrad"
+PAIR_MAPS = ("A1", "A2")  # only differential layers have them
 OF_TEXTS = ("relevance", "grad-eclip", LEGRAD)  # methods that need a text; the others take none
 
 
@@ -74,7 +75,7 @@ class View:
         layers = descriptions.get(self.layers, f"vision layer {self.layers}")
         all_heads = "all heads" if self.method == "grad-eclip" else "mean over heads"
         heads = all_heads if self.head is None else f"head {self.head}"
-        name, meaning = f"{self.method[0].upper()}{self.method[1:]}", METHODS[self.method]
+        name, meaning = METHODS[self.method]
         if self.patch is not None:
             name += f" of the patch in row {self.patch[0]}, column {self.patch[1]}"
             meaning = meaning.replace("the class token", "the framed patch")

@@ -162,7 +162,7 @@ def attend_figures(
     shares = " %: share of each text, by the softmax of the logits over the texts." if len(texts) > 1 else ""
     for number, name in enumerate(names):
         images = {label: model_views[number] for label, model_views in views.items()}
-        labels, rows = model_rows(model_maps, images, list(texts) or [view.method], number, floor)
+        labels, rows = model_rows(model_maps, images, list(texts) or [view.method], number, floor, view.patch)
         yield grid_figure(rows, f"{printable(name)}: {view}.{shares}", labels, floor)
 
 
@@ -172,17 +172,19 @@ def model_rows(
     titles: Sequence[str],
     number: int = 0,
     floor: float = 0.0,
+    patch: tuple[int, int] | None = None,
 ) -> tuple[list[str], list[list[Cell]]]:
     """Make a row per model for image `number`, the image and its maps, and return labels and rows.
 
     A model whose maps would look empty beside the others' gets a second row, on a scale of its own. Only the first row
-    has titles.
+    has titles. `patch` is framed in the maps.
     """
     scales = own_scales({label: list(attended.maps[number]) for label, attended in model_maps.items()}, floor)
     labels: list[str] = []
     rows: list[list[Cell]] = []
     for label, attended in model_maps.items():
-        cells = [Cell(views[label], title="image"), *map_cells(attended, number, views[label], titles)]
+        maps = map_cells(attended, number, views[label], titles)
+        cells = [Cell(views[label], title="image"), *(cell._replace(patch=patch) for cell in maps)]
         labels.append(label)
         rows.append(cells)
         if scale := scales.get(label):
@@ -201,7 +203,7 @@ def map_cells(attended: Attended, number: int, image: Pixels, titles: Sequence[s
             caption = f"cosine {cosine:.2f}".replace("-", "−")
             if len(attended.pieces) > 1:
                 caption += f", {100 * attended.probabilities[number, text]:.0f} %"
-        cells.append(Cell(image, attended.maps[number, text], title, caption, attended.patch))
+        cells.append(Cell(image, attended.maps[number, text], title, caption))
     return cells
 
 

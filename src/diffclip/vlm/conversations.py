@@ -18,10 +18,6 @@ from diffclip.files import printable
 IMAGE = "<image>"
 """The mark of the image's place in a question; the language model's tokenizer may use another token."""
 _WANTED = "give a list of conversations in LLaVA's JSON, or one conversation per line"
-# English text has 4 to 4.5 letters per token in vocabularies of 100,000 tokens or more
-_LETTERS_PER_TOKEN = 4.0
-# tokens that the template "chat" adds to a conversation, and to each of its turns
-_AROUND, _AROUND_TURN = 20, 10
 
 
 class Turn(NamedTuple):
@@ -80,34 +76,19 @@ class Conversations(Sequence[Conversation]):
 
     def __init__(self, samples: Iterable[Conversation], file: str) -> None:
         self._file = file
-        packed, facts = [], []
-        for sample in samples:
-            packed.append(json.dumps([sample.id, sample.image, sample.turns, sample.position]).encode())
-            letters = [sum(map(len, texts)) for texts in zip(*sample.turns, strict=True)]
-            facts.append((*letters, len(sample.turns), sample.image is not None))
+        packed = [json.dumps([*sample[:4]]).encode() for sample in samples]
         self._bytes, self._ends = b"".join(packed), np.cumsum([0, *map(len, packed)])
-        # a row for each sample: letters in questions and in answers, turns, has an image
-        self._facts = np.array(facts, dtype=np.int64).reshape(-1, 4)
 
     def __len__(self) -> int:
-        return len(self._facts)
+        return len(self._ends) - 1
 
     def __getitem__(self, index: Any) -> Any:
         own_id, image, turns, position = json.loads(self._bytes[self._ends[index] : self._ends[index + 1]])
         return Conversation(own_id, image, tuple(Turn(*turn) for turn in turns), position, self._file)
 
-    def has_image(self) -> NDArray[np.bool_]:
-        """Return for each sample [n] whether it has an image."""
-        return np.asarray(self._facts[:, -1] > 0, np.bool_)
-
-    def token_counts(self, template: str, image_tokens: int, max_length: int) -> NDArray[np.float64]:
-        """Estimate the number of tokens [n] of each sample from its letters and image, at most `max_length`."""
-        questions, answers, turns, image = self._facts.T
-        if template == "plain":
-            words = 1 + answers / _LETTERS_PER_TOKEN
-        else:
-            words = _AROUND + _AROUND_TURN * turns + (questions + answers) / _LETTERS_PER_TOKEN
-        return np.asarray(np.minimum(max_length, image_tokens * image + words), np.float64)
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the length of each sample in bytes [n]: about proportional to its tokens."""
+        return np.diff(self._ends)
 
 
 def read_conversations(json_file: str | Path, images: str | Path, prefix: str | None = None) -> Conversations:
@@ -154,11 +135,11 @@ def _parse(entry: Any, position: int, file: str) -> Conversation:
 
 def _check_images(names: set[str], folder: Path, file: str) -> None:
     """Raise `InputError` if images are missing. Listing folders is quicker than single look-ups on network disks."""
-    parents = {os.path.dirname(name): set[str]() for name in names}
-    for parent, files in parents.items():
-        if (folder / parent).is_dir():
-            files.update(os.listdir(folder / parent))
-    missing = sorted(name for name in names if os.path.basename(name) not in parents[os.path.dirname(name)])
+    parents = {os.path.dirname(name) for name in names}
+    files = {parent: set(os.listdir(folder / parent)) for parent in parents if (folder / parent).is_dir()}
+    missing = sorted(
+        name for name in names if os.path.basename(name) not in files.get(os.path.dirname(name), ())
+    )
     if missing:
         raise InputError(
             f"{len(missing):,} of the {len(names):,} images of {file} are not in {folder}, such as "

@@ -21,28 +21,19 @@ from diffclip.vlm.conversations import Conversation
 
 
 def training_order(
-    lengths: NDArray[np.float64], has_image: NDArray[np.bool_], batch_size: int, seed: int, epochs: float
+    lengths: NDArray[np.int64], batch_size: int, seed: int, epochs: float
 ) -> NDArray[np.int64]:
     """Draw the samples of all batches of a training: each epoch has every sample once, in another order.
 
-    All samples of a batch have an image, or none has (`has_image`); only the last batches may mix both. A batch is
-    sorted by the `lengths` of its samples, longest first, because it is split into passes over GPUs and over time: each
-    pass takes neighboring samples, so it has little padding. Lengths do not decide which samples are in a batch, so
-    they do not change the gradient. LLaVA does the same (`llava_trainer.py`, `get_modality_length_grouped_indices`).
+    A batch is sorted by the `lengths` of its samples, longest first, because it is split into passes over GPUs and over
+    time: each pass takes neighboring samples, so it has little padding. Lengths do not decide which samples are in a
+    batch, so they do not change the gradient.
     """
     generator = np.random.default_rng(seed)
     drawn = np.concatenate([generator.permutation(len(lengths)) for _ in range(math.ceil(epochs))])
-    batches: list[list[int]] = []
-    waiting: dict[bool, list[int]] = {True: [], False: []}
-    for index in drawn[: round(epochs * len(lengths))].tolist():
-        batch = waiting[bool(has_image[index])]
-        batch.append(index)
-        if len(batch) == batch_size:
-            batches.append(batch.copy())
-            batch.clear()
-    rest = waiting[True] + waiting[False]
-    batches += [rest[start : start + batch_size] for start in range(0, len(rest), batch_size)]
-    return np.array([index for batch in batches for index in sorted(batch, key=lambda i: -lengths[i])])
+    drawn = drawn[: round(epochs * len(lengths))]
+    batches = np.split(drawn, range(batch_size, len(drawn), batch_size))
+    return np.concatenate([batch[np.argsort(-lengths[batch], kind="stable")] for batch in batches])
 
 
 class ConversationSet(Dataset[dict[str, Any]]):

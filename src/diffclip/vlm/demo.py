@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.write import write_questions
 from diffclip.training.logging import duration
 from diffclip.vlm.evaluate import evaluate_models
-from diffclip.vlm.language_model import LanguageSettings, make_language_model
+from diffclip.vlm.language_model import make_language_model
 from diffclip.vlm.pope import open_questions
 from diffclip.vlm.scenes import STAGE_FILES, write_conversations
 from diffclip.vlm.settings import STAGES, read_vlm_recipe
@@ -41,7 +41,7 @@ _WHOLE = 2.7  # time of all parts over the time of the towers, on one core
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Image counts, `talks` conversations about each of `talked` images, and recipe changes (`tower`, `recipe`)."""
+    """Image counts, `talks` conversations about each of `talked` images, and changes to recipes (`tower`, `recipe`)."""
 
     train: int = 6000
     val: int = 500
@@ -49,7 +49,7 @@ class DemoSettings:
     questioned: int = 200
     talked: int = 6000
     talks: int = 2
-    language: LanguageSettings = field(default_factory=LanguageSettings)
+    language_steps: int = 800
     # smaller patches than those of the demo: the language model reads one token a patch
     tower: Sequence[str] = ("architecture.vision.patch_size=8", "epochs=6", "batch_size=128")
     recipe: Sequence[str] = ()
@@ -128,7 +128,7 @@ def _make_data(
         questions = (settings.questioned, _SIZE, _SEED, topic)
         make(f"questions about {topic}", folder / "questions" / topic, "", write_questions, *questions)
     language = folder / "language_model"
-    make("language model", language, "", lambda path, _: make_language_model(path, settings.language))
+    make("language model", language, "", lambda path, _: make_language_model(path, settings.language_steps))
 
 
 def _train_model(

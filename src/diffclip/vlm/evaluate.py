@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -18,8 +18,6 @@ from diffclip.vlm import chat
 from diffclip.vlm.files import identify, load_vlm
 from diffclip.vlm.pope import OVERALL, QuestionSet, score_answers
 from diffclip.weights import weights_digest
-
-_ONE_ANSWER = 0.95  # a model that gives one answer more often than this does not answer the questions
 
 
 def evaluate_models(
@@ -75,16 +73,3 @@ def _ask(
             raise InputError(f"out of memory: use a --batch-size below {batch_size}") from error
         progress("questions", len(batch), len(items))
     return answers
-
-
-def one_sided_models(records: Sequence[Record]) -> Iterator[str]:
-    """Yield a line for each model that gives nearly always the same answer, so that its accuracy says nothing."""
-    for record in records:
-        yes = record.value or 0.0
-        share, word = max((yes, "yes"), (1 - yes, "no"))
-        is_ratio = (record.task, record.metric, record.split) == ("pope", "yes_ratio", OVERALL)
-        if is_ratio and share > _ONE_ANSWER:
-            yield (
-                f"{record.weights} does not answer the questions of {record.dataset}: {100 * share:.1f} % of its "
-                f"answers are {word}, so its accuracy says nothing."
-            )

@@ -36,7 +36,9 @@ def load_vlm(source: str | Path) -> tuple[Any, Any]:
     """Load a connected model (evaluation mode, on the CPU) and its processor, from a run or a saved model."""
     folder = model_folder(source)
     with explain_errors(f"{folder} {_NO_MODEL}", _WANTED):
-        model = read_whole(DiffCLIPLlavaForConditionalGeneration, folder, folder)
+        # a folder of another kind would be read as a LLaVA of 7 billion parameters
+        config = _untyped.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        model = read_whole(DiffCLIPLlavaForConditionalGeneration, folder, folder, config=config)
         processor = _untyped.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
         # resize with Pillow, as in stage 1 and in the tower's own training
         options = {"backend": "pil", "trust_remote_code": False}
@@ -73,10 +75,6 @@ def load_language_model(source: str) -> tuple[Any, Any]:
     """Load a causal language model (float32, evaluation mode) and its tokenizer from a folder or the hub."""
     with explain_errors(f"language_model {source} cannot be used", "give a folder, or OWNER/NAME on the hub"):
         config = _untyped.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        if type(config) not in _untyped.AutoModelForCausalLM._model_mapping:
-            raise InputError(
-                f"language_model {source} is a {config.model_type}, not a causal language model: give another one"
-            )
         options = {"config": config, "dtype": torch.float32, "trust_remote_code": False}
         model = read_whole(_untyped.AutoModelForCausalLM, source, source, **options)
         tokenizer = _untyped.AutoTokenizer.from_pretrained(source, trust_remote_code=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,52 +36,36 @@ _VOCABULARY = 1000
 _TOKENIZER_SCENES = range(10_000_000, 10_001_000)
 _CAPTION_SHARE = 0.15
 _LENGTH = 1024  # tokens of the longest text
-_WARMUP_STEPS = 50
+_WARMUP_STEPS, _BATCH = 50, 16
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class LanguageSettings:
-    """Size of the model and length of its training: `steps` in all, the first `first_steps` about colors alone.
-
-    Yes/no answers contain little to learn from. If the texts have shapes and numbers from the first step on, answers
-    stay at chance many times longer.
-    """
-
-    width: int = 128
-    layers: int = 3
-    heads: int = 4
-    first_steps: int = 400
-    steps: int = 800
-    batch_size: int = 16
-
-
-def make_language_model(folder: str | Path, settings: LanguageSettings) -> None:
+def make_language_model(folder: str | Path, steps: int = 800) -> None:
     """Train a language model and its tokenizer on texts about scenes, and save both to a new `folder` for transformers.
 
-    Training takes about four minutes of a CPU core. A stopped training continues from checkpoints in FOLDER.training.
+    A stopped training continues from checkpoints in FOLDER.training.
     """
     folder = Path(folder)
     run = folder.with_name(f"{folder.name}.training")
     run.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
-    lessons = _Lessons(tokenizer, settings)
+    lessons = _Lessons(tokenizer, steps)
     with StopRequest(run) as stop:
         arguments = make_arguments(
             run,
-            per_device_train_batch_size=settings.batch_size,
-            max_steps=settings.steps,
+            per_device_train_batch_size=_BATCH,
+            max_steps=steps,
             learning_rate=1e-3,
             lr_scheduler_type="warmup_stable_decay",
-            lr_scheduler_kwargs={"num_decay_steps": settings.steps // 5, "decay_type": "linear"},
-            warmup_steps=min(_WARMUP_STEPS, settings.steps // 5),
+            lr_scheduler_kwargs={"num_decay_steps": steps // 5, "decay_type": "linear"},
+            warmup_steps=min(_WARMUP_STEPS, steps // 5),
             weight_decay=0.01,
             adam_beta2=0.98,
             bf16=native_precision("auto", "cuda" if torch.cuda.is_available() else "cpu") == "bf16",
             seed=_SEED,
-            save_steps=max(1, settings.steps // 8),
+            save_steps=max(1, steps // 8),
         )
-        model = _make_untrained(tokenizer, settings)
+        model = _make_untrained(tokenizer)
         fit(run, model, lessons, tokenizer.pad_token_id, _LENGTH, arguments, stop, resume=True)
         with write_atomically(folder) as temporary:
             model.save_pretrained(temporary)
@@ -124,14 +107,14 @@ def _often() -> dict[str, list[Any]]:
     return count_things(lay_out_scene(index, _SEED)[0] for index in _TOKENIZER_SCENES)
 
 
-def _make_untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
+def _make_untrained(tokenizer: Any) -> Any:
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=settings.width,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.heads,
-        intermediate_size=3 * settings.width,
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=384,
         max_position_embeddings=_LENGTH,
         tie_word_embeddings=True,
         initializer_range=0.05,  # with the usual 0.02 narrow models stay at chance longer
@@ -145,17 +128,21 @@ def _make_untrained(tokenizer: Any, settings: LanguageSettings) -> Any:
 
 
 class _Lessons(Dataset[dict[str, list[int]]]):
-    """Token ids and labels of one text per scene, in training order."""
+    """Token ids and labels of one text per scene, in training order; the first half is about colors alone.
 
-    def __init__(self, tokenizer: Any, settings: LanguageSettings) -> None:
-        self._processor, self._settings = SimpleNamespace(tokenizer=tokenizer, image_token=IMAGE), settings
+    Yes/no answers contain little to learn from. If the texts have shapes and numbers from the first step on, answers
+    stay at chance many times longer.
+    """
+
+    def __init__(self, tokenizer: Any, steps: int) -> None:
+        self._processor, self._steps = SimpleNamespace(tokenizer=tokenizer, image_token=IMAGE), steps
 
     def __len__(self) -> int:
-        return self._settings.steps * self._settings.batch_size
+        return self._steps * _BATCH
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         specs, background, dice = lay_out_scene(_TOKENIZER_SCENES.stop + index, _SEED)
-        is_early = index < self._settings.first_steps * self._settings.batch_size
+        is_early = index < self._steps // 2 * _BATCH
         if not is_early and dice.chance(_CAPTION_SHARE):
             first, second, *_ = write_captions(specs, background, dice)
             read, learned = self._processor.tokenizer(

@@ -1,7 +1,7 @@
 """transformers' Llava classes around our vision tower, and `connect`, which builds a model from its parts.
 
-The connector of transformers' Llava has two layers (`mlp2x_gelu`). The paper's connector has one layer (Section 5.1,
-"linear"), as in LLaVA (arXiv:2304.08485) and TinyLLaVA.
+The connector of transformers' Llava has two layers. The paper's connector is one linear layer (Section 5.1), as in
+LLaVA (arXiv:2304.08485) and TinyLLaVA.
 """
 
 from __future__ import annotations
@@ -27,24 +27,20 @@ _untyped: Any = transformers  # mypy refuses calls of functions without types
 
 
 class DiffCLIPLlavaConfig(LlavaConfig):  # type: ignore[no-untyped-call]
-    """LlavaConfig with `connector`: "linear" (one layer) or "mlp2x_gelu" (two layers).
-
-    There is no default: without the field, a folder of another kind fails before a model of LLaVA's size is made.
-    """
+    """LlavaConfig with a name of its own, so that a folder of another kind is refused."""
 
     model_type = "diffclip_llava"
 
 
 class DiffCLIPLlavaForConditionalGeneration(LlavaForConditionalGeneration):  # type: ignore[no-untyped-call]
-    """LlavaForConditionalGeneration with a choice of connectors, and a frozen vision tower in evaluation mode."""
+    """LlavaForConditionalGeneration with a linear connector, and a frozen vision tower in evaluation mode."""
 
     config_class = DiffCLIPLlavaConfig
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        if config.connector == "linear":
-            sizes = config.vision_config.hidden_size, config.text_config.hidden_size
-            self.model.multi_modal_projector = nn.Linear(*sizes)
+        sizes = config.vision_config.hidden_size, config.text_config.hidden_size
+        self.model.multi_modal_projector = nn.Linear(*sizes)
 
     def train(self, mode: bool = True) -> DiffCLIPLlavaForConditionalGeneration:
         """Set the mode of connector and language model."""
@@ -61,12 +57,7 @@ _untyped.AutoProcessor.register(DiffCLIPLlavaConfig, _untyped.LlavaProcessor, ex
 
 
 def connect(
-    vision: Any,
-    language_model: Any,
-    tokenizer: Any,
-    image_processor: Any,
-    connector: str = "linear",
-    seed: int = 0,
+    vision: Any, language_model: Any, tokenizer: Any, image_processor: Any, seed: int = 0
 ) -> tuple[Any, Any]:
     """Build a model that answers questions about images, and its processor, from copies of the parts.
 
@@ -74,7 +65,7 @@ def connect(
         vision: a DiffCLIPVisionModel with at least two layers and no registers; `image_processor` is its processor.
         language_model: a causal language model of transformers in float32, with the structure of Llama and Qwen2.
         tokenizer: the language model's tokenizer; its copy gets ChatML's tokens if they are missing.
-        connector: "linear" or "mlp2x_gelu"; `seed` draws its weights as torch initializes linear layers, as in LLaVA.
+        seed: draws the connector's weights as torch initializes linear layers, as in LLaVA.
 
     Returns:
         model: in evaluation mode. For text without images its logits equal the language model's, bit by bit.
@@ -92,7 +83,7 @@ def connect(
     image_token = next((token for token in IMAGE_TOKENS if token in vocabulary), IMAGE_TOKENS[0])
     lacking = [token for token in (image_token, *CHAT_TOKENS) if token not in vocabulary]
     tokenizer.add_tokens(lacking, special_tokens=True)
-    model = _assemble(vision, language_model, connector, seed)
+    model = _assemble(vision, language_model, seed)
     _check_same(model, language_model)
     old_size = model.config.text_config.vocab_size
     if len(tokenizer) > old_size:
@@ -126,7 +117,7 @@ def freeze(model: Any, stage: int) -> None:
         model.lm_head.requires_grad_(True)
 
 
-def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> Any:
+def _assemble(vision: Any, language_model: Any, seed: int) -> Any:
     """Build a model on the meta device, without weights, and put copies of the parts into it."""
     tower, decoder = copy.deepcopy(vision), copy.deepcopy(language_model.base_model)
     tied = bool(language_model.config.tie_word_embeddings)
@@ -134,9 +125,7 @@ def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> An
         raise InputError(
             f"{type(language_model).__name__} is not built as Llama and Qwen2 are: take a language model of that kind"
         )
-    make_config: Any = DiffCLIPLlavaConfig  # mypy knows only the fields of LlavaConfig
-    config = make_config(
-        connector=connector,
+    config = DiffCLIPLlavaConfig(
         vision_config=tower.config,
         text_config=decoder.config,
         vision_feature_layer=FEATURE_LAYER,
@@ -148,9 +137,7 @@ def _assemble(vision: Any, language_model: Any, connector: str, seed: int) -> An
     projector = model.model.multi_modal_projector.to_empty(device=language_model.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for layer in projector.modules():
-            if isinstance(layer, nn.Linear):
-                layer.reset_parameters()
+        projector.reset_parameters()
     model.model.vision_tower = tower.to(language_model.device)
     model.model.language_model = decoder
     output = decoder.get_input_embeddings() if tied else language_model.get_output_embeddings()

@@ -45,7 +45,6 @@ class VLMRecipe(Keys):
 
     vision: str = Field(description="a run or saved folder, a published file, hf-hub:OWNER/NAME")
     language_model: str = Field(description="a folder, or OWNER/NAME on the Hugging Face hub")
-    connector: Literal["linear", "mlp2x_gelu"] = "linear"
     seed: int = Field(default=0, ge=0, lt=2**32, strict=True)
     max_length: int = Field(default=2048, gt=1, description="tokens of a sample, its image's included")
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 if the hardware computes it natively

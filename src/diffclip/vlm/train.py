@@ -21,7 +21,7 @@ from diffclip.files import write_text
 from diffclip.training.distributed import has_bf16, native_precision
 from diffclip.training.run_folder import LOCK_FILE, RECIPE_FILE, describe_change, lock_folder, names_in
 from diffclip.training.stopping import StopRequest
-from diffclip.vlm.chat import TEMPLATES, image_tokens
+from diffclip.vlm.chat import TEMPLATES
 from diffclip.vlm.conversations import read_conversations
 from diffclip.vlm.dataset import ConversationSet, training_order
 from diffclip.vlm.files import MODEL_FOLDER, load_language_model, load_vision, load_vlm, save_vlm
@@ -92,8 +92,7 @@ def train_stage(
             enable = getattr(model, "activation_checkpointing_enable", None)
             (enable or model.gradient_checkpointing_enable)()
         template = TEMPLATES[stage]
-        lengths = conversations.token_counts(template, image_tokens(processor), recipe.max_length)
-        order = training_order(lengths, conversations.has_image(), part.batch_size, recipe.seed, part.epochs)
+        order = training_order(conversations.lengths(), part.batch_size, recipe.seed, part.epochs)
         dataset = ConversationSet(conversations, order, part.images, processor, template, recipe.max_length)
         padding, longest = processor.tokenizer.pad_token_id or 0, recipe.max_length
         trainer = fit(run, model, dataset, padding, longest, arguments, stop, resume)
@@ -143,19 +142,17 @@ def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[An
     if stage == 1:
         vision, image_processor = load_vision(recipe.vision)
         language_model, tokenizer = load_language_model(recipe.language_model)
-        return connect(vision, language_model, tokenizer, image_processor, recipe.connector, recipe.seed)
+        return connect(vision, language_model, tokenizer, image_processor, recipe.seed)
     if part.start is None:
         raise InputError("stage2.start is missing: give the run of stage 1, stage2.start=FOLDER")
     recipe_file = Path(part.start) / RECIPE_FILE
     started = read_vlm_recipe(recipe_file) if recipe_file.is_file() else recipe
     model, processor = load_vlm(part.start)
-    parts = {"connector": model.config.connector, "vision": started.vision}
-    for key, was in (parts | {"language_model": started.language_model}).items():
-        if was != getattr(recipe, key):
-            raise InputError(
-                f"{part.start} was trained with {key}={was}, and the recipe says {getattr(recipe, key)}: give "
-                f"{key}={was}, or another stage2.start"
-            )
+    for key in ("vision", "language_model"):
+        was, now = getattr(started, key), getattr(recipe, key)
+        if was != now:
+            line = f"{part.start} was trained with {key}={was}, and the recipe says {now}: give {key}={was}"
+            raise InputError(f"{line}, or another stage2.start")
     return model.float(), processor
 
 

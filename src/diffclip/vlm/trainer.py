@@ -1,4 +1,4 @@
-"""transformers' Trainer in a run folder: metrics.jsonl, stop signals, and errors in one line."""
+"""transformers' Trainer in a run folder: progress, stop signals, and errors in one line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from diffclip.errors import DiffCLIPError, InputError, RankError, StoppedError
 from diffclip.files import explain_disk_errors
-from diffclip.training.logging import drop_records_after, duration
-from diffclip.training.run_folder import METRICS_FILE
+from diffclip.training.logging import duration
 from diffclip.training.stopping import StopRequest
 from diffclip.vlm.dataset import collate
 
@@ -133,10 +132,9 @@ def fit(
 
 
 class Reporter(TrainerCallback):
-    """Write metrics, show progress, and stop a run on a signal or a loss that is not finite.
+    """Show progress, and stop a run on a signal or a loss that is not finite.
 
-    The first process writes RUN/metrics.jsonl, a line per step. A resumed run first removes the lines of steps after
-    its checkpoint. A signal to any of the processes makes all save and stop after the current step.
+    A signal to any of the processes makes all save and stop after the current step.
     """
 
     def __init__(self, run: Path, stop: StopRequest) -> None:
@@ -146,8 +144,6 @@ class Reporter(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._stop.saves = True
         self._first_step, self._started = state.global_step, time.monotonic()
-        if state.is_world_process_zero:
-            drop_records_after(self._run / METRICS_FILE, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         stops = torch.tensor(int(bool(self._stop.asked)), device=args.device)
@@ -160,31 +156,16 @@ class Reporter(TrainerCallback):
         logs = passed["logs"]
         if "loss" not in logs:
             return  # the Trainer's summary at the end
-        step, loss, norm = state.global_step, logs["loss"], logs.get("grad_norm")
+        step, loss, norm, now = state.global_step, logs["loss"], logs.get("grad_norm"), time.monotonic()
         if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
             line = f"step {step}: loss is {loss}, grad_norm {norm}: start again with a lower lr"
             raise DiffCLIPError(line)  # all processes have the same values
-        if not state.is_world_process_zero:
-            return
-        seconds = (time.monotonic() - self._started) / (step - self._first_step)  # of a step
-        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size  # of a step
-        record = {
-            "step": step,
-            "epoch": state.epoch,
-            "samples": step * samples,
-            "loss": loss,
-            "lr": logs["learning_rate"],
-            "grad_norm": norm,
-            "samples_per_second": round(samples / seconds, 2),
-            "time": round(time.time(), 3),
-            "seconds_left": round(seconds * (state.max_steps - step), 1),
-        }
-        with explain_disk_errors(self._run / METRICS_FILE), (self._run / METRICS_FILE).open("a") as file:
-            file.write(json.dumps(record) + "\n")
-        if time.monotonic() - self._last_line > _LINE_EVERY or step == state.max_steps:
-            self._last_line = time.monotonic()
+        if state.is_world_process_zero and (now - self._last_line > _LINE_EVERY or step == state.max_steps):
+            self._last_line = now
+            seconds = (now - self._started) / (step - self._first_step)  # of a step
+            samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size  # of a step
             print(
                 f"{self._run}: step {step}/{state.max_steps}  loss {loss:.3f}  {samples / seconds:,.1f} samples/s  "
-                f"{duration(record['seconds_left'])} left",
+                f"{duration(seconds * (state.max_steps - step))} left",
                 file=sys.stderr,
             )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -16,29 +15,12 @@ from diffclip.data.masks import crop_box
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.maps import measures
-from diffclip.maps.attend import attend
+from diffclip.maps.attend import find_layers
 from diffclip.maps.attention import as_patches, patch_part, rollout
 from diffclip.maps.recording import recording
-from diffclip.maps.view import OF_TEXTS, View
+from diffclip.maps.relevance import image_relevances
 from diffclip.preprocess import EvalTransform
 from diffclip.sources.load import Loaded
-
-METHODS = {
-    "relevance": "Relevance",
-    "grad-eclip": "Grad-ECLIP",
-    "legrad": "LeGrad",
-    "rollout": "Rollout",
-    "attention": "Attention",
-    "A1": "A1",
-    "A2": "A2",
-    "patch": "A patch",
-    "segmentation": "Segmentation",
-}
-"""Titles of the maps by name: relevance for a text by three methods, rollout (all layers), and the class
-token's row of A or A1 − λ·A2, of A1 and of A2 (mean over the heads of the last layer). "patch" and "segmentation" have
-no `Map`: a patch's row of the same A or A1 − λ·A2, and the nearest text at each place."""
-EDGE = 96  # edge of drawn maps in pixels; the browser smooths them further
-PAIR_MAPS = ("A1", "A2")  # the maps that only differential layers have
 
 
 @dataclass(frozen=True)
@@ -59,18 +41,12 @@ class Look:
     """The results of a model for an image and texts: `cosines`, `probabilities` by text, `maps` by (method, text).
 
     The text is None for a map that all texts share. `lambdas` is by tower, empty if the layers have no λ of their own.
-    `attention` names the kinds of both towers. `segments` [EDGE, EDGE] has the number of the nearest text at each
-    place, by the last layer's values and bilinear in between, as in `evaluation.segmentation`. `patches` [h·w, h, w]
-    has the map of each patch: where it looks.
     """
 
     cosines: list[float]
     probabilities: list[float]
     maps: dict[tuple[str, int | None], Map]
     lambdas: dict[str, list[float]]
-    attention: str
-    segments: npt.NDArray[np.int64]
-    patches: npt.NDArray[np.float32]
 
     def find(self, method: str, text: int | None) -> Map | None:
         """Return the map of `method` for the text; None if the model has none (A1 and A2 of a plain model)."""
@@ -100,57 +76,43 @@ def look(
         InputError: no such layer or head; or the model's numbers are not finite.
     """
     model = loaded.model
-    prepared = {loaded.label: (model, loaded.preprocess, loaded.tokenizer)}
-    view = View(layers="" if layer is None else str(layer), head=head)
-    views = {name: replace(view, method=name) for name in OF_TEXTS}
-    relevances = {
-        name: torch.from_numpy(attend(prepared, [image], texts, views[name])[loaded.label].maps)
-        for name in views
-    }
-    device = model.logit_scale.device
-    images = loaded.preprocess(image)[None].to(device)
-    features = embed_texts(model, loaded.tokenizer, texts)
+    pixels = loaded.preprocess(image)[None].to(model.logit_scale.device)
+    features = embed_texts(model, loaded.tokenizer, texts).clone()  # embedded in inference mode
+    layers = None if layer is None else find_layers(model, loaded.label, str(layer))
+    index = None if head is None else head - 1
+    relevances = image_relevances(model, pixels, features, layers=layers, head=index)
     with recording(model, "visual") as layer_maps:
-        encoded = model.encode_image(images, normalize=True)
+        encoded = model.encode_image(pixels, normalize=True)
         chosen = layer_maps[-1 if layer is None else layer - 1]
-        part = slice(None) if head is None else slice(head - 1, head)
-        rows = {"rollout": rollout(layer_maps)[0, 0], "attention": chosen.combined[0, part].mean(0)[0]}
+        kinds = {"attention": chosen.combined}
         if chosen.second is not None:
-            rows |= {"A1": chosen.first[0, part].mean(0)[0], "A2": chosen.second[0, part].mean(0)[0]}
-        cosines = (encoded.float() @ features.clone().T)[0]
+            kinds |= {"A1": chosen.first, "A2": chosen.second}
+        rows = {"rollout": rollout(layer_maps)[0, 0]}
+        rows |= {
+            name: (full[0].mean(0) if index is None else full[0, index])[0] for name, full in kinds.items()
+        }
+        cosines = (encoded.float() @ features.T)[0]
         probabilities = (model.logit_scale.exp() * cosines).softmax(-1)
     if not all(numbers.isfinite().all() for numbers in (cosines, *relevances.values())):
         raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
 
     side = relevances["relevance"].shape[-1]
-    patch_rows = patch_part(chosen.combined[0, part].mean(0))[-side * side :]
-    with torch.no_grad():
-        patches = model.encode_patches(images, normalize=True, readout="last-values")[0].float()
-        similarity = (features @ patches.T).view(1, len(texts), side, side)
-        segments = F.interpolate(similarity, (EDGE, EDGE), mode="bilinear")[0].argmax(0)
     covered: dict[int | None, Tensor | None] = {
-        index: coverage(masks[text], loaded.preprocess, side)
-        for index, text in enumerate(texts)
+        number: coverage(masks[text], loaded.preprocess, side)
+        for number, text in enumerate(texts)
         if masks and text in masks
     }
     maps: dict[tuple[str, int | None], Map] = {}
     for name, relevance in relevances.items():
-        for index in range(len(texts)):
-            maps[name, index] = _measure_map(relevance[0, index].flatten(), covered.get(index), {})
+        for number in range(len(texts)):
+            maps[name, number] = _measure_map(relevance[0, number].flatten(), covered.get(number), {})
     for name, row in rows.items():
         row_numbers = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
         # a map that does not depend on the text is measured with each text's object
-        for text_index in (None, *covered):
-            maps[name, text_index] = _measure_map(patch_part(row), covered.get(text_index), row_numbers)
-    return Look(
-        cosines.tolist(),
-        probabilities.tolist(),
-        maps,
-        {tower: values.tolist() for tower, values in model.lambdas().items()},
-        f"{model.config.vision.attention}, {model.config.text.attention}",
-        segments.cpu().numpy(),
-        as_patches(patch_rows).float().cpu().numpy(),
-    )
+        for number in (None, *covered):
+            maps[name, number] = _measure_map(patch_part(row), covered.get(number), row_numbers)
+    lambdas = {tower: values.tolist() for tower, values in model.lambdas().items()}
+    return Look(cosines.tolist(), probabilities.tolist(), maps, lambdas)
 
 
 def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) -> Tensor | None:

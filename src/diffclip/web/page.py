@@ -17,10 +17,11 @@ from PIL import Image
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
 from diffclip.maps.attention import visible_part
+from diffclip.maps.view import METHODS, PAIR_MAPS
 from diffclip.scenes import draw_scene
 from diffclip.scenes.captions import with_article
 from diffclip.scenes.vocabulary import COLORS, SHAPES
-from diffclip.web.look import METHODS, PAIR_MAPS, look
+from diffclip.web.look import look
 from diffclip.web.results import PageModel, error_message, image_uri, render_looks
 
 MAX_MEGABYTES, MAX_PIXELS = 20, 25_000_000  # limits of an uploaded image
@@ -136,7 +137,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
             button = gr.Button("Look", variant="primary", elem_id="dc-look")
     notice = gr.HTML(elem_id="dc-notice")
     has_pairs = any(model.loaded.model.config.vision.is_differential for model in models)
-    maps = [(title, name) for name, title in METHODS.items() if has_pairs or name not in PAIR_MAPS]
+    maps = [(title, name) for name, (title, _) in METHODS.items() if has_pairs or name not in PAIR_MAPS]
     with gr.Row(elem_classes="dc-controls"):
         method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
         label = "Opacity of the map, %"

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
-from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.config import variant_of
 from diffclip.files import printable
-from diffclip.maps.view import OF_TEXTS
+from diffclip.maps.view import METHODS, OF_TEXTS
 from diffclip.report.attention import RELEVANCE_FLOOR, draw_map, scale_of
 from diffclip.report.style import choose_colors
 from diffclip.sources.load import RANDOM, Loaded
-from diffclip.web.look import EDGE, METHODS, Look, Map
+from diffclip.web.look import Look, Map
 
 _NUMBERS = {
     "entropy": ("Entropy", "0: all on one patch, 1: spread evenly", "{:.2f}"),
@@ -40,8 +37,7 @@ _NUMBERS = {
 _TEMPLATE = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
 ).get_template("results.html.j2")
-_SEGMENTATION = "segmentation"
-_PATCH = "patch"
+_EDGE = 96  # edge of drawn maps in pixels; the browser smooths them further
 _TOWERS = {"visual": "vision", "text": "text"}
 
 
@@ -88,65 +84,45 @@ def render_looks(
         own_scale: whether each model has a scale of its own.
     """
     common = _scales([look for _, look, _ in looks])
-    text_colors = _text_colors(len(texts))
     cards = [
         {"model": model, "image": image_uri(image)}
-        | _card(look, texts, _scales([look]) if own_scale else common, text_colors)
+        | _card(look, texts, _scales([look]) if own_scale else common)
         for model, look, image in looks
     ]
-    colors = [f"rgb({red},{green},{blue})" for red, green, blue in text_colors]
-    return _TEMPLATE.render(cards=cards, colors=colors, method=method, opacity=opacity, scene=scene)
+    return _TEMPLATE.render(cards=cards, method=method, opacity=opacity, scene=scene)
 
 
 def _scales(looks: Sequence[Look]) -> dict[str, ScalarMappable]:
     """Choose the scale of each kind of map."""
-    scales = {
+    return {
         name: scale_of(
             [entry.values for look in looks for (kind, _), entry in look.maps.items() if kind == name],
             RELEVANCE_FLOOR if name == "relevance" else 0.0,
         )
         for name in METHODS
-        if name not in (_SEGMENTATION, _PATCH)
     }
-    return scales | {_PATCH: scale_of([look.patches for look in looks])}
 
 
-def _card(
-    look: Look,
-    texts: Sequence[str],
-    scales: Mapping[str, ScalarMappable],
-    text_colors: NDArray[np.uint8],
-) -> dict[str, Any]:
+def _card(look: Look, texts: Sequence[str], scales: Mapping[str, ScalarMappable]) -> dict[str, Any]:
     """Collect the maps and numbers of one model, each with its `method` and, if it is about one text, `text`."""
     all_texts: list[int | None] = list(range(len(texts)))
-    segments = {
-        "method": _SEGMENTATION,
-        "uri": _png_uri(text_colors[look.segments]),
-        "alt": "The nearest text of each place, by color",
-        "shares": np.bincount(look.segments.ravel(), minlength=len(texts)) / look.segments.size,
-    }
-    layers = [
-        {"method": name, "text": text, **_layer(look, name, text, texts, scale)}
-        for name, scale in scales.items()
-        if name != _PATCH
-        for text in (all_texts if name in OF_TEXTS else [None])
-    ]
     return {
-        "layers": [*layers, segments],
+        "layers": [
+            {"method": name, "text": text, **_layer(look, name, text, texts, scale)}
+            for name, scale in scales.items()
+            for text in (all_texts if name in OF_TEXTS else [None])
+        ],
         "scales": [{"method": name, **_legend(scale)} for name, scale in scales.items()],
-        "atlas": {"method": _PATCH, **_atlas(look, scales[_PATCH])},
         "numbers": [
             {"method": name, "text": text, "terms": _terms(heatmap)}
             for name in METHODS
             for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
             if (heatmap := look.find(name, text))
         ],
-        "segments": segments,
         "texts": [
             (text, share, f"{cosine:.3f}".replace("-", "−"))
             for text, share, cosine in zip(texts, look.probabilities, look.cosines, strict=True)
         ],
-        "attention": look.attention,
         "lambdas": [(_TOWERS[tower], values) for tower, values in look.lambdas.items() if values],
     }
 
@@ -163,10 +139,6 @@ def image_uri(image: Image.Image, kind: str = "webp") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _png_uri(pixels: NDArray[np.uint8]) -> str:
-    return image_uri(Image.fromarray(pixels), "png")
-
-
 def _layer(
     look: Look, method: str, text: int | None, texts: Sequence[str], scale: ScalarMappable
 ) -> dict[str, Any]:
@@ -177,21 +149,8 @@ def _layer(
         reason = "This map is 0 on every patch." if text is None else "No patch speaks for this text."
         return {"uri": None, "alt": reason}
     suffix = "" if text is None else f" for “{texts[text]}”"
-    return {"uri": _png_uri(draw_map(heatmap.values, EDGE, scale)), "alt": f"{METHODS[method]}{suffix}"}
-
-
-def _atlas(look: Look, scale: ScalarMappable) -> dict[str, Any]:
-    """Join the maps of all patches to one image, each as a tile at its patch's place; the browser shows one tile."""
-    side = look.patches.shape[1]
-    tiles = look.patches.reshape(side, side, side, side).swapaxes(1, 2).reshape(side * side, side * side)
-    return {"uri": _png_uri(draw_map(tiles, side * side, scale)), "side": side, "middle": side // 2}
-
-
-def _text_colors(texts: int) -> NDArray[np.uint8]:
-    """Choose one color per text, [texts, 3]."""
-    colors = colormaps["tab10"](range(texts)) if texts <= 10 else colormaps["hsv"](np.arange(texts) / texts)
-    rgb: NDArray[np.uint8] = (255 * colors[:, :3]).round().astype(np.uint8)
-    return rgb
+    drawn = Image.fromarray(draw_map(heatmap.values, _EDGE, scale))
+    return {"uri": image_uri(drawn, "png"), "alt": f"{METHODS[method][0]}{suffix}"}
 
 
 def _legend(scale: ScalarMappable) -> dict[str, Any]:
