@@ -16,7 +16,7 @@ from diffclip.errors import InputError
 gradio = pytest.importorskip("gradio")
 
 from diffclip.web.look import Map, look  # noqa: E402
-from diffclip.web.page import MAX_LETTERS, MAX_TEXTS, build, example_scenes, parse_texts  # noqa: E402
+from diffclip.web.page import MAX_LETTERS, MAX_TEXTS, build, parse_texts  # noqa: E402
 from diffclip.web.results import PageModel, error_message, page_models, render_looks  # noqa: E402
 from diffclip.web.server import pick_port, serve_in_background  # noqa: E402
 
@@ -54,7 +54,7 @@ def pixels(uri):
 
 
 def test_texts_and_names_are_escaped(both):
-    parts = Parts(render_looks(*both, "relevance", 0.6, scene=False))
+    parts = Parts(render_looks(*both, "relevance", 0.6))
     assert not {"script", "b", "style", "iframe"} & {tag for tag, _ in parts.elements}
     assert not parts.having("onerror")
     assert "".join(parts.text).count(HOSTILE) == 2
@@ -72,7 +72,7 @@ def test_maps_of_both_models_share_one_color_scale(both):
 
     for strong, limit in ((0.4, "0.4"), (0.003, "0.02")):
         models = [(MODEL, with_relevance(*pair), image) for pair in ((first, strong), (second, 0.003))]
-        html = render_looks(models, both[1], "relevance", 0.6, scene=False)
+        html = render_looks(models, both[1], "relevance", 0.6)
         drawn = [part for part in Parts(html).having("src") if part.get("data-map") == "relevance"]
         faint = pixels(drawn[-1]["src"])[48, 48]
         # a relevance of 0.003 is dark and lets the image through, whatever values the other model has
@@ -80,16 +80,15 @@ def test_maps_of_both_models_share_one_color_scale(both):
         assert html.count(f"<span>{limit}</span>") == 2
     assert pixels(drawn[0]["src"]).shape[2] == 4
     models = [(MODEL, with_relevance(*pair), image) for pair in ((first, 0.4), (second, 0.04))]
-    html = render_looks(models, both[1], "relevance", 0.6, scene=False, own_scale=True)
+    html = render_looks(models, both[1], "relevance", 0.6, own_scale=True)
     assert (html.count("<span>0.4</span>"), html.count("<span>0.04</span>")) == (1, 1)
 
 
 def test_missing_maps_and_lambdas_are_reported(both):
-    html = render_looks(*both, "A2", 0.6, scene=True)
+    html = render_looks(*both, "A2", 0.6)
     assert html.count("there is no A2") == 1
     assert html.count("No layer of this model has a λ of its own.") == 1
     assert "layer 2: " in html
-    assert "need its mask" not in html
 
 
 def test_models_get_unique_names_and_colors(plain, differential):
@@ -136,9 +135,3 @@ def test_the_page_starts_on_ipv6_and_beside_a_proxy(plain, exceptions):
         assert address == f"http://[::1]:{port}/"
         assert httpx.get(address).status_code == 200
         assert getproxies()["no"] == ",".join(["::1", *exceptions.values()])
-
-
-def test_scenes_have_a_mask_of_each_object_in_their_texts():
-    for scene in example_scenes():
-        assert len(scene.texts) == len(scene.masks) + 2
-        assert all(mask.any() and mask.shape == scene.image.size for mask in scene.masks.values())

@@ -66,7 +66,7 @@ def make_language_model(folder: str | Path, steps: int = 800) -> None:
             save_steps=max(1, steps // 8),
         )
         model = _make_untrained(tokenizer)
-        fit(run, model, lessons, tokenizer.pad_token_id, _LENGTH, arguments, stop, resume=True)
+        fit(run, model, lessons, tokenizer.pad_token_id, arguments, stop, resume=True)
         with write_atomically(folder) as temporary:
             model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)

@@ -94,8 +94,7 @@ def train_stage(
         template = TEMPLATES[stage]
         order = training_order(conversations.lengths(), part.batch_size, recipe.seed, part.epochs)
         dataset = ConversationSet(conversations, order, part.images, processor, template, recipe.max_length)
-        padding, longest = processor.tokenizer.pad_token_id or 0, recipe.max_length
-        trainer = fit(run, model, dataset, padding, longest, arguments, stop, resume)
+        trainer = fit(run, model, dataset, processor.tokenizer.pad_token_id or 0, arguments, stop, resume)
         if is_first:
             save_vlm(trainer.model, processor, run / MODEL_FOLDER)
         trainer.accelerator.wait_for_everyone()

@@ -24,7 +24,6 @@ from diffclip.training.stopping import StopRequest
 from diffclip.vlm.dataset import collate
 
 _LINE_EVERY = 15.0  # seconds
-_SMALL_MAPS = 1 << 28  # entries of the attention maps of a pass, of all layers: 1 GiB in float32
 
 
 def make_arguments(run: Path, **settings: Any) -> TrainingArguments:
@@ -79,12 +78,11 @@ def fit(
     model: Any,
     dataset: Dataset[dict[str, Any]],
     padding: int,
-    longest: int,
     arguments: TrainingArguments,
     stop: StopRequest,
     resume: bool,
 ) -> Trainer:
-    """Train `model` in the folder `run` on items of at most `longest` tokens for `collate`, which pads with `padding`.
+    """Train `model` in the folder `run` on items for `collate`, which pads with `padding`.
 
     With `resume`, the training continues from the last complete checkpoint.
 
@@ -93,12 +91,9 @@ def fit(
         StoppedError: a signal asked the run to stop; its state is saved.
         DiffCLIPError: the loss is not finite, or the GPU's memory is too small.
     """
-    decoder = getattr(model.model, "language_model", model)
-    config, batch_size = decoder.config, arguments.per_device_train_batch_size
-    maps = batch_size * config.num_hidden_layers * config.num_attention_heads * longest**2
-    if arguments.use_cpu and maps < _SMALL_MAPS:
+    if arguments.use_cpu:
         # in bfloat16, the backward pass of torch's fused attention takes two thirds of a step on a CPU
-        decoder.set_attn_implementation("eager")
+        getattr(model.model, "language_model", model).set_attn_implementation("eager")
     trainer = _Trainer(
         model=model,
         args=arguments,

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 from torch import Tensor
 
-from diffclip.data.masks import coverage as share_of_patches
-from diffclip.data.masks import crop_box
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.maps import measures
@@ -19,7 +16,6 @@ from diffclip.maps.attend import find_layers
 from diffclip.maps.attention import as_patches, patch_part, rollout
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import image_relevances
-from diffclip.preprocess import EvalTransform
 from diffclip.sources.load import Loaded
 
 
@@ -28,8 +24,8 @@ class Map:
     """A map over the patches, [h, w], and its numbers.
 
     `numbers` holds measures of `diffclip.maps.measures` by name: entropy and effective_patches; top10 if there are
-    more than ten patches; class_token (the share on the class token itself) for attention, A1 and A2; auroc, inside and
-    area (the object's share of the image) if there is a mask. A map of zeros has at most class_token.
+    more than ten patches; class_token (the share on the class token itself) for attention, A1 and A2. A map of zeros
+    has at most class_token.
     """
 
     values: npt.NDArray[np.float32]
@@ -48,16 +44,11 @@ class Look:
     maps: dict[tuple[str, int | None], Map]
     lambdas: dict[str, list[float]]
 
-    def find(self, method: str, text: int | None) -> Map | None:
-        """Return the map of `method` for the text; None if the model has none (A1 and A2 of a plain model)."""
-        return self.maps.get((method, text), self.maps.get((method, None)))
-
 
 def look(
     loaded: Loaded,
     image: Image.Image,
     texts: list[str],
-    masks: dict[str, npt.NDArray[np.bool_]] | None = None,
     layer: int | None = None,
     head: int | None = None,
 ) -> Look:
@@ -67,8 +58,6 @@ def look(
         loaded: the model, which is left unchanged. Only one thread may use it at a time.
         image: RGB.
         texts: at least one.
-        masks: by text, the mask of its object, [H, W] as the image. Maps that do not depend on the texts are measured
-            with each mask.
         layer: the vision layer of the maps, from 1; None: the last, for LeGrad all. Rollout is always of all.
         head: one head of the layer, from 1; None: all.
 
@@ -96,34 +85,18 @@ def look(
     if not all(numbers.isfinite().all() for numbers in (cosines, *relevances.values())):
         raise InputError(f"{loaded.weights} gives numbers that are not finite: use other weights")
 
-    side = relevances["relevance"].shape[-1]
-    covered: dict[int | None, Tensor | None] = {
-        number: coverage(masks[text], loaded.preprocess, side)
-        for number, text in enumerate(texts)
-        if masks and text in masks
-    }
     maps: dict[tuple[str, int | None], Map] = {}
     for name, relevance in relevances.items():
         for number in range(len(texts)):
-            maps[name, number] = _measure_map(relevance[0, number].flatten(), covered.get(number), {})
+            maps[name, number] = _measure_map(relevance[0, number].flatten(), {})
     for name, row in rows.items():
         row_numbers = {} if name == "rollout" else {"class_token": float(measures.class_token_share(row))}
-        # a map that does not depend on the text is measured with each text's object
-        for number in (None, *covered):
-            maps[name, number] = _measure_map(patch_part(row), covered.get(number), row_numbers)
+        maps[name, None] = _measure_map(patch_part(row), row_numbers)
     lambdas = {tower: values.tolist() for tower, values in model.lambdas().items()}
     return Look(cosines.tolist(), probabilities.tolist(), maps, lambdas)
 
 
-def coverage(mask: npt.NDArray[np.bool_], preprocess: EvalTransform, side: int) -> Tensor | None:
-    """Compute the share of each patch that the object covers, [side²] in row order; None if the model's crop
-    shows nothing of the object, or nothing else."""
-    box = crop_box(mask.shape[::-1], preprocess.image_size, preprocess.resize)
-    shares = torch.from_numpy(share_of_patches(mask, box, side)).float().flatten()
-    return shares if 0 < float(shares.mean()) < 1 else None
-
-
-def _measure_map(values: Tensor, covered: Tensor | None, extra: dict[str, float]) -> Map:
+def _measure_map(values: Tensor, extra: dict[str, float]) -> Map:
     values = values.detach().float().cpu()
     numbers: dict[str, Tensor] = {}
     if values.any():
@@ -133,8 +106,4 @@ def _measure_map(values: Tensor, covered: Tensor | None, extra: dict[str, float]
         }
         if values.numel() > measures.STRONGEST:
             numbers["top10"] = measures.top(values)
-        if covered is not None:
-            numbers["auroc"] = measures.auroc(values, covered)
-            numbers["inside"] = measures.inside(values, covered)
-            numbers["area"] = covered.mean()
     return Map(as_patches(values).numpy(), {name: float(number) for name, number in numbers.items()} | extra)

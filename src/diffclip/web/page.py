@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gradio as gr
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from diffclip.data.images import read_image
@@ -48,12 +46,11 @@ _QUICK = _COMPUTED | {"concurrency_id": "quick", "concurrency_limit": 4, "show_p
 
 
 class ExampleScene(NamedTuple):
-    """A built-in scene. `texts` name its objects and two absent ones; `masks` has its objects' masks [H, W] by text."""
+    """A built-in scene. `texts` name its objects and two absent ones."""
 
     name: str
     image: Image.Image
     texts: list[str]
-    masks: dict[str, NDArray[np.bool_]]
 
 
 @cache
@@ -62,15 +59,13 @@ def example_scenes() -> list[ExampleScene]:
     scenes = []
     for index in _SCENES:
         scene = draw_scene(index, split="test", size=_SCENE_SIZE)
-        masks: dict[str, NDArray[np.bool_]] = {}
-        for thing in scene.objects:
-            text = with_article(f"{thing.color} {thing.shape}")
-            masks[text] = masks.get(text, False) | thing.mask
+        kinds = list(dict.fromkeys(f"{thing.color} {thing.shape}" for thing in scene.objects))
         colors = [name for name in COLORS if name not in {thing.color for thing in scene.objects}]
         shapes = [name for name in SHAPES if name not in {thing.shape for thing in scene.objects}]
-        absent = [with_article(f"{colors[k]} {shapes[k]}") for k in range(_ABSENT_TEXTS)]
-        name = f"{', '.join(text.partition(' ')[2] for text in masks)} on {scene.background}"
-        scenes.append(ExampleScene(name, Image.fromarray(scene.image), [*masks, *absent], masks))
+        absent = [f"{colors[k]} {shapes[k]}" for k in range(_ABSENT_TEXTS)]
+        texts = [with_article(kind) for kind in kinds + absent]
+        name = f"{', '.join(kinds)} on {scene.background}"
+        scenes.append(ExampleScene(name, Image.fromarray(scene.image), texts))
     return scenes
 
 
@@ -162,18 +157,17 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         own_scale: bool = False,
     ) -> tuple[Any, ...]:
         texts = parse_texts(lines)
-        chosen = None if number is None else scenes[number]
-        image, masks = (chosen.image, chosen.masks) if chosen else (_read_upload(path), {})
+        image = _read_upload(path) if number is None else scenes[number].image
         edge = min(_IMAGE_EDGE, max(32, min(image.size)))
         looks = [
             (
                 model,
-                look(model.loaded, image, texts, masks, int(layer) or None, int(head) or None),
+                look(model.loaded, image, texts, int(layer) or None, int(head) or None),
                 visible_part(image, model.loaded.preprocess, edge),
             )
             for model in models
         ]
-        html = render_looks(looks, texts, method, opacity / 100, chosen is not None, own_scale)
+        html = render_looks(looks, texts, method, opacity / 100, own_scale)
         return "", html, gr.update(choices=[(text, index) for index, text in enumerate(texts)], value=0)
 
     run = _with_notice(see)

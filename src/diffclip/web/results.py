@@ -31,8 +31,6 @@ _NUMBERS = {
     ),
     "top10": ("On the ten strongest", "share of all patches' total", "{:.0%}"),
     "class_token": ("On the class token", "share on the class token itself", "{:.0%}"),
-    "auroc": ("AUROC of the object", "0.5: chance level", "{:.2f}"),
-    "inside": ("On the object", "share of the positive values", "{:.0%}"),
 }
 _TEMPLATE = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
@@ -69,7 +67,6 @@ def render_looks(
     texts: Sequence[str],
     method: str,
     opacity: float,
-    scene: bool,
     own_scale: bool = False,
 ) -> str:
     """Put the models side by side, with all their maps; only the maps of the first text and of `method` are visible.
@@ -80,7 +77,6 @@ def render_looks(
         looks: each model with its look and the part of the image that it saw.
         method: one of `METHODS`.
         opacity: of the maps over the image, from 0 to 1.
-        scene: whether the image's masks are known.
         own_scale: whether each model has a scale of its own.
     """
     common = _scales([look for _, look, _ in looks])
@@ -89,7 +85,7 @@ def render_looks(
         | _card(look, texts, _scales([look]) if own_scale else common)
         for model, look, image in looks
     ]
-    return _TEMPLATE.render(cards=cards, method=method, opacity=opacity, scene=scene)
+    return _TEMPLATE.render(cards=cards, method=method, opacity=opacity)
 
 
 def _scales(looks: Sequence[Look]) -> dict[str, ScalarMappable]:
@@ -115,9 +111,7 @@ def _card(look: Look, texts: Sequence[str], scales: Mapping[str, ScalarMappable]
         "scales": [{"method": name, **_legend(scale)} for name, scale in scales.items()],
         "numbers": [
             {"method": name, "text": text, "terms": _terms(heatmap)}
-            for name in METHODS
-            for text in (all_texts if any((name, t) in look.maps for t in all_texts) else [None])
-            if (heatmap := look.find(name, text))
+            for (name, text), heatmap in look.maps.items()
         ],
         "texts": [
             (text, share, f"{cosine:.3f}".replace("-", "−"))
@@ -170,7 +164,5 @@ def _terms(heatmap: Map) -> list[tuple[str, str, str]]:
         if name in heatmap.numbers:
             if name == "effective_patches":
                 meaning += f", out of {heatmap.values.size}"
-            if name == "inside":
-                meaning += f"; it covers {heatmap.numbers['area']:.0%} of the image"
             terms.append((title, form.format(heatmap.numbers[name]), meaning))
     return terms
