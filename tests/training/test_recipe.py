@@ -13,7 +13,6 @@ from diffclip import CLIP, InputError
 from diffclip.config import (
     OPENAI_MEAN,
     OPENAI_STD,
-    VARIANTS,
     CLIPConfig,
     name_of,
     named_config,
@@ -210,7 +209,7 @@ def head(file: Path) -> str:
     return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
 
 
-def test_all_promised_recipes_exist_and_load_with_every_model() -> None:
+def test_all_promised_recipes_exist_and_load_with_the_papers_models() -> None:
     promised = {"flickr8k_cpu", "flickr8k_gpu", "cc3m_vitb16", "cc12m_vitb16", "laion_vits16", "laion_vitl14"}
     assert promised <= {file.stem for file in FILES}
     of_weights = {file.stem for file in OF_WEIGHTS}
@@ -218,7 +217,7 @@ def test_all_promised_recipes_exist_and_load_with_every_model() -> None:
     for file in FILES:
         plain = plainly_read(file)
         size = "" if plain.architecture else "-" + plain.model.partition("-")[2]
-        for variant in VARIANTS:
+        for variant in ("CLIP", "DiffCLIP", "DiffCLIP-dynamic", "DiffCLIP-vision"):
             assert name_of(read_recipe(file, [f"model={variant}{size}"]).config()).startswith(variant + "-")
 
 
