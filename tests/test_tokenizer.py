@@ -25,12 +25,6 @@ def test_known_texts_get_their_known_ids() -> None:
     assert ids[1, :8].tolist() == [START, 320, 1125, 539, 320, 1929, 256, END]
 
 
-def test_truncation_keeps_the_end_token() -> None:
-    ids = Tokenizer(TextConfig(context_length=8))("one two three four five six seven eight nine")
-    assert ids.shape == (1, 8)
-    assert (ids[0, 0], ids[0, -1]) == (START, END)
-
-
 def test_a_small_vocabulary_is_refused_when_it_is_used() -> None:
     tokenizer = Tokenizer(TextConfig(vocab_size=512))
     for _ in range(2):
@@ -44,16 +38,39 @@ def test_the_tokenizer_can_be_pickled_for_worker_processes() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(tokenizer))("a cat"), tokenizer("a cat"))
 
 
-def test_long_words_get_the_tokens_of_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_every_kind_get_the_ids_of_open_clip() -> None:
     tokenizer, rng = Tokenizer(TextConfig(context_length=4096)), random.Random(0)
-    words = [
-        "".join(rng.choices(letters, k=rng.randrange(1, 90))) for letters in ("ab", "etaoin", "é日a") * 40
-    ]
+    words = ["".join(rng.choices(kind, k=rng.randrange(1, 90))) for kind in ("ab", "etaoin", "é日a") * 20]
     words += ["pneumono" * 12, "https" + "a" * 300, "abababa" * 30]
+    ascii_texts = ["".join(map(chr, rng.choices(range(128), k=60))) for _ in range(200)]
+    printable = ["".join(map(chr, rng.choices(range(32, 127), k=60))) for _ in range(200)]
+    mixed = [
+        "".join(map(chr, rng.choices([*range(0x20, 0x370), 0x3A3, 0x2028, 0xFF21], k=40))) for _ in range(200)
+    ]
+    texts = [
+        *(
+            "",
+            " ",
+            "It's THEY'RE we've I'm he'll I'd",
+            "<start_of_text>a<END_OF_TEXT> b",
+            "a\tb\n c\x0bd\x1ce\x85f",
+        ),
+        *(
+            "&lt;p&gt; &amp;amp;amp;lt; R&B",
+            "schÃ¶n “quoted” ﬁne ＡＢＣ",
+            "ΟΔΟΣ ΣΑΣ",
+            "a\xa0b\u3000c\u200bd",
+            "\ud800",
+        ),
+        *("猫が座っている 2,000.5 %", "\x1b[31mred\x1b[0m <b>bold</b> &eacute;"),
+    ]
+    texts += words + ascii_texts + printable + mixed
     theirs = open_clip.SimpleTokenizer(context_length=4096)
-    assert torch.equal(tokenizer(words), theirs(words))
-    monkeypatch.setattr("diffclip.tokenizer._LONGEST_WORD", 0)
-    assert torch.equal(tokenizer(words), theirs(words))
+    for text in texts:
+        assert torch.equal(tokenizer(text), theirs(text)), text
+    short = Tokenizer(TextConfig(context_length=16))
+    for text in (" ".join("a" * n) for n in range(12, 18)):
+        assert torch.equal(short([text, text]), theirs([text, text], context_length=16))
     assert tokenizer("a" * 8000)[0, -1] == 0  # takes seconds with a search of the whole word for each merge
 
 

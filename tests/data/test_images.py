@@ -117,6 +117,10 @@ def test_an_image_above_the_pixel_limit_is_refused_from_its_header() -> None:
     # At the limit the size is accepted, and the error is about the missing pixels.
     with pytest.raises(InputError, match="cut short"):
         read_image(png_by_hand(width, 10, b"", color=2))
+    jpeg = encoded(noise(0, 32, 24), "JPEG")
+    frame = jpeg.index(b"\xff\xc0") + 5
+    with pytest.raises(InputError, match="is larger than 178 megapixels"):
+        read_pixels(jpeg[:frame] + b"\xff\xff\xff\xff" + jpeg[frame + 4 :])
 
 
 def test_find_images_searches_folders_and_skips_hidden_files(tmp_path: Path) -> None:
@@ -234,6 +238,7 @@ def test_read_pixels_matches_pillow() -> None:
         assert agree(encoded(image, "JPEG", **options))
     for mode, kind in (("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("RGB", "WEBP")):
         assert agree(encoded(image.convert(mode), kind))
+    assert agree(encoded(image, "MPO", save_all=True, append_images=[image.rotate(90)]))
 
 
 def test_damaged_jpegs_are_read_or_refused_as_by_pillow() -> None:
