@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
@@ -169,34 +169,9 @@ class OpenCLIPModel(CLIP):
             out["logit_bias"] = self.logit_bias
         return out if self.output_dict else tuple(out.values())
 
-    def lock_image_tower(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
-        """Freeze the vision tower except for its last groups: from the end the projection, the last block with the
-        norm, each other block, and the embeddings. There are no batch norms, so `freeze_bn_stats` has no effect."""
-        visual = self.visual
-        stem = [visual.patch_embed, visual.cls_token, visual.pos_embed, visual.norm_pre]
-        stem += [] if visual.reg_token is None else [visual.reg_token]
-        _lock(stem, visual.blocks, visual.norm, self.image_projection, unlocked_groups)
-
-    def lock_text_tower(self, unlocked_layers: int = 0, freeze_layer_norm: bool = True) -> None:
-        """Freeze the text tower except for its last groups, as in `lock_image_tower`."""
-        if not freeze_layer_norm:
-            raise InputError("norms are locked like other weights: give freeze_layer_norm=True")
-        stem = [self.token_embedding, self.positional_embedding]
-        _lock(stem, self.transformer.resblocks, self.ln_final, self.text_projection, unlocked_layers)
-
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters that get no weight decay in timm's optimizers, besides all vectors."""
         return {"positional_embedding", *(f"visual.{name}" for name in self.visual.no_weight_decay())}
-
-
-def _lock(
-    stem: list[Any], blocks: Iterable[nn.Module], norm: nn.Module, projection: nn.Parameter, free: int
-) -> None:
-    *first, last = blocks
-    groups: list[list[Any]] = [stem, *([block] for block in first), [last, norm], [projection]]
-    for group in groups[: max(0, len(groups) - free)]:
-        for part in group:
-            part.requires_grad_(False)
 
 
 def _note_config(module: CLIP, state: object, prefix: str, metadata: dict[str, Any]) -> None:

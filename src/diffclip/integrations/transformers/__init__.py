@@ -27,13 +27,7 @@ from diffclip.integrations.transformers.conversion import tokenizer_of as tokeni
 from diffclip.integrations.transformers.conversion import vision_from_diffclip as vision_from_diffclip
 from diffclip.integrations.transformers.models import DiffCLIPModel as DiffCLIPModel
 from diffclip.integrations.transformers.models import DiffCLIPTextModel as DiffCLIPTextModel
-from diffclip.integrations.transformers.models import (
-    DiffCLIPTextModelWithProjection as DiffCLIPTextModelWithProjection,
-)
 from diffclip.integrations.transformers.models import DiffCLIPVisionModel as DiffCLIPVisionModel
-from diffclip.integrations.transformers.models import (
-    DiffCLIPVisionModelWithProjection as DiffCLIPVisionModelWithProjection,
-)
 from diffclip.sources.transformers import load_transformers as load_transformers
 
 _KINDS: dict[Any, Any] = {

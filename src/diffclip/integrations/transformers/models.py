@@ -1,4 +1,4 @@
-"""The models in transformers: the whole CLIP, and its towers alone or with their projections.
+"""The models in transformers: the whole CLIP, and its towers alone.
 
 `hidden_states[0]` is the input of the first block, `hidden_states[i]` the output of block i, without the final norm.
 """
@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Format
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.models.clip.modeling_clip import CLIPOutput, CLIPTextModelOutput, CLIPVisionModelOutput
+from transformers.models.clip.modeling_clip import CLIPOutput
 from transformers.utils.generic import can_return_tuple
 
 from diffclip.attention.differential import LAMBDA_VECTORS
@@ -155,24 +154,19 @@ def _maps_of(block: Any) -> Iterator[list[Tensor]]:
         block.gradient_checkpointing = checkpointed
 
 
-class _Vision(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
+class DiffCLIPVisionModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
+    """The vision tower."""
+
     config_class = DiffCLIPVisionConfig
     base_model_prefix = "vision_model"
     main_input_name = "pixel_values"
     input_modalities = "image"
     _keys_to_ignore_on_load_unexpected = [*_TEXT, _LOGITS, _VISION[1]]  # noqa: RUF012
 
-
-class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
-    """The vision tower."""
-
     def __init__(self, config: DiffCLIPVisionConfig) -> None:
         super().__init__(config)
         core = config.core()
         self.visual = tower = build_vision(core.vision)
-        # timm's `dynamic_img_size`, which resamples the positions for images of other sizes
-        tower.dynamic_img_size, tower.patch_embed.strict_img_size = True, False
-        tower.patch_embed.flatten, tower.patch_embed.output_fmt = False, Format.NHWC
         adopt_blocks(tower.blocks, VisionBlock, core)
         self.post_init()  # type: ignore[no-untyped-call]
 
@@ -186,14 +180,12 @@ class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
         pixel_values: Tensor | None = None,
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
-        interpolate_pos_encoding: bool = False,
         **others: Any,
     ) -> BaseModelOutputWithPooling:
         """Return the last block's output for normalized images [B, 3, S, S]; `pooler_output` is its normed class token.
 
         `output_hidden_states` may be numbers of states; the other states are then None. Attentions [B, heads, N, N]
         multiply the values: A, or A1 − λ·A2. Making them patches the layers for a moment, so use one thread for them.
-        `interpolate_pos_encoding` takes images [B, 3, H, W] of whole patches and resamples the position embeddings.
         `others` have no effect: transformers' Llava passes the arguments of its language model to this method too.
 
         Raises:
@@ -201,13 +193,11 @@ class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
         """
         if pixel_values is None:
             raise ValueError("pixel_values are missing: this model takes images")
-        size, patch, shape = self.config.image_size, self.config.patch_size, pixel_values.shape
-        if interpolate_pos_encoding:
-            fits, sides = not any(side % patch for side in shape[2:]), f"H, W], sides a multiple of {patch}"
-        else:
-            fits, sides = shape[2:] == (size, size), f"{size}, {size}]"
-        if len(shape) != 4 or shape[1] != 3 or not fits:
-            raise ValueError(f"pixel_values are {list(shape)}: this model takes [B, 3, {sides}")
+        size = self.config.image_size
+        if pixel_values.shape[1:] != (3, size, size):
+            raise ValueError(
+                f"pixel_values are {list(pixel_values.shape)}: this model takes [B, 3, {size}, {size}]"
+            )
         tower = self.visual
         x = tower._pos_embed(tower.patch_embed(pixel_values.to(tower.patch_embed.proj.weight.dtype)))
         x = tower.norm_pre(tower.patch_drop(x))
@@ -217,33 +207,14 @@ class DiffCLIPVisionModel(_Vision):  # type: ignore[no-untyped-call]
         return BaseModelOutputWithPooling(pooler_output=pooled, **passed)
 
 
-class DiffCLIPVisionModelWithProjection(_Vision):  # type: ignore[no-untyped-call]
-    """The vision tower with its projection into the joint space."""
+class DiffCLIPTextModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
+    """The text tower."""
 
-    def __init__(self, config: DiffCLIPVisionConfig) -> None:
-        super().__init__(config)
-        self.vision_model = DiffCLIPVisionModel(config)
-        self.visual_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
-        self.post_init()  # type: ignore[no-untyped-call]
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(self, pixel_values: Tensor | None = None, **options: Any) -> CLIPVisionModelOutput:
-        """Encode images as `DiffCLIPVisionModel` does; `image_embeds` [B, projection_dim] are not of unit length."""
-        passed = dict(self.vision_model(pixel_values, return_dict=True, **options))
-        embeds = self.visual_projection(passed.pop("pooler_output"))
-        return CLIPVisionModelOutput(image_embeds=embeds, **passed)
-
-
-class _Text(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
     config_class = DiffCLIPTextConfig
     base_model_prefix = "text_model"
     main_input_name = "input_ids"
     input_modalities = "text"
     _keys_to_ignore_on_load_unexpected = [*_VISION, _LOGITS, _TEXT[1]]  # noqa: RUF012
-
-
-class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
-    """The text tower."""
 
     def __init__(self, config: DiffCLIPTextConfig) -> None:
         super().__init__(config)
@@ -260,7 +231,6 @@ class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         output_hidden_states: HiddenStates = None,
         output_attentions: bool | None = None,
         **others: Any,
@@ -268,7 +238,7 @@ class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
         """Return the last block's normed output for token ids [B, L]; `pooler_output` is its row at the end of text.
 
         The tower is causal, so tokens after the end have no effect, and a mask that hides only such tokens has none.
-        `position_ids` [B, L] or [1, L] are 0, 1, 2… by default. `others` have no effect.
+        `others` have no effect.
 
         Raises:
             ValueError: no ids, more ids than the context length, or a mask that hides a token up to the end of text.
@@ -287,31 +257,11 @@ class DiffCLIPTextModel(_Text):  # type: ignore[no-untyped-call]
             positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
             if bool(((attention_mask == 0) & (positions <= ends[:, None])).any()):
                 raise ValueError("attention_mask hides tokens before the end of text: pad on the right")
-        places = slice(input_ids.shape[1]) if position_ids is None else position_ids
-        x = self.token_embedding(input_ids) + self.positional_embedding[places]
+        x = self.token_embedding(input_ids) + self.positional_embedding[: input_ids.shape[1]]
         passed = self.pass_through(x, self.transformer.resblocks, output_hidden_states, output_attentions)
         passed["last_hidden_state"] = last = self.ln_final(passed["last_hidden_state"])
         pooled = last[torch.arange(last.shape[0], device=last.device), ends]
         return BaseModelOutputWithPooling(pooler_output=pooled, **passed)
-
-
-class DiffCLIPTextModelWithProjection(_Text):  # type: ignore[no-untyped-call]
-    """The text tower with its projection into the joint space."""
-
-    def __init__(self, config: DiffCLIPTextConfig) -> None:
-        super().__init__(config)
-        self.text_model = DiffCLIPTextModel(config)
-        self.text_projection = nn.Linear(config.hidden_size, config.projection_dim, bias=False)
-        self.post_init()  # type: ignore[no-untyped-call]
-
-    @can_return_tuple  # type: ignore[untyped-decorator]
-    def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **options: Any
-    ) -> CLIPTextModelOutput:
-        """Encode texts as `DiffCLIPTextModel` does; `text_embeds` [B, projection_dim] are not of unit length."""
-        passed = dict(self.text_model(input_ids, attention_mask, return_dict=True, **options))
-        embeds = self.text_projection(passed.pop("pooler_output"))
-        return CLIPTextModelOutput(text_embeds=embeds, **passed)
 
 
 class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
@@ -361,9 +311,7 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         input_ids: Tensor | None = None,
         pixel_values: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         return_loss: bool | None = None,
-        interpolate_pos_encoding: bool = False,
         **options: Any,
     ) -> CLIPOutput:
         """Return unit-length `image_embeds` and `text_embeds` [B, projection_dim], and the logits if both are given.
@@ -381,14 +329,10 @@ class DiffCLIPModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-call]
         text: Any = None
         images = texts = logits = loss = None
         if pixel_values is not None:
-            vision = self.get_image_features(
-                pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, return_dict=True, **options
-            )
+            vision = self.get_image_features(pixel_values, return_dict=True, **options)
             images = F.normalize(vision.pooler_output, dim=-1)
         if input_ids is not None:
-            text = self.get_text_features(
-                input_ids, attention_mask, position_ids=position_ids, return_dict=True, **options
-            )
+            text = self.get_text_features(input_ids, attention_mask, return_dict=True, **options)
             texts = F.normalize(text.pooler_output, dim=-1)
         if return_loss and (images is None or texts is None or len(images) != len(texts)):
             raise ValueError("return_loss needs pixel_values and input_ids of the same length")
