@@ -1,4 +1,4 @@
-"""`diffclip data download`: published sets, and lists of images from a local HTTP server."""
+"""`diffclip data download`: sets of a local stand-in for the hub, and lists of images from a local server."""
 
 import csv
 import json
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from file_server import served
 from hub_server import served_hub
-from made_sets import write_dtd, write_shard_of
+from made_sets import write_shard_of
 
 from diffclip.cli.data import download
-from diffclip.data.download import CAPTION_SETS
+from diffclip.data.download import CAPTION_SETS, fetch
 from diffclip.errors import DiffCLIPError, InputError
 
 PROGRAM = """#!{python}
@@ -69,19 +69,14 @@ def test_download_passes_a_list_to_img2dataset(web, tool, tmp_path, capsys) -> N
     # the same command reuses the downloaded list
     web.unlink()
     download(["cc3m"], root, img2dataset=True)
-    (root / "laion400m" / "list").mkdir(parents=True)
-    download(["laion400m"], root)
-    words = json.loads(tool.read_text())
-    assert words[1] == str(root / "laion400m" / "list")
-    assert words[words.index("--url_col") + 1] == "URL"
 
 
 def test_failures_of_list_downloads_are_one_line(web, tool, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAKE_CODE", "7")
 
-    def refusal(name: str = "cc3m") -> str:
+    def refusal() -> str:
         with pytest.raises(DiffCLIPError) as raised:
-            download([name], tmp_path, img2dataset=True)
+            download(["cc3m"], tmp_path, img2dataset=True)
         assert "\n" not in str(raised.value)
         return str(raised.value)
 
@@ -93,24 +88,20 @@ def test_failures_of_list_downloads_are_one_line(web, tool, tmp_path, monkeypatc
     (tmp_path / "cc3m" / "list.tsv").unlink()
     web.unlink()
     assert "cannot fetch http://127.0.0.1:" in refusal()
-    assert "its list is given to those who sign in at https://huggingface.co" in refusal("laion400m")
     tool.with_name("img2dataset").unlink()
     assert "is not installed: run pipx install img2dataset" in refusal()
 
 
-def test_download_prints_commands_for_sets_to_fetch_by_hand(tmp_path, capsys):
-    write_dtd(tmp_path / "dtd")
-    with pytest.raises(InputError, match="imagenet1k, flickr30k must be fetched by hand, with the commands"):
-        download(["imagenet1k", "dtd", "flickr30k"], tmp_path)
-    out = capsys.readouterr().out
-    imagenet, _, commands, dtd, _, _, kaggle, shards = out.splitlines()
-    assert imagenet == "imagenet1k: ImageNet, validation images, 6.8 GB, from https://image-net.org/download"
-    assert "ILSVRC2012_img_val.tar" in commands
-    assert "already" in dtd
-    large = tmp_path / "flickr30k"
-    assert f"kaggle datasets download -d hsankesara/flickr-image-dataset -p {large}" in kaggle
-    small = f"{tmp_path}-80/flickr30k"
-    assert shards == f"Then, to train on it at 80 pixels: diffclip data make-shards {large} {small} --edge 80"
+def test_a_set_without_a_repository_and_a_folder_in_the_way_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"sugarcrepe is fetched by hand: \(mkdir -p .*swap_obj}\.json' && curl"
+    ):
+        download(["cifar10", "sugarcrepe"], tmp_path)
+    write_shard_of(tmp_path / "flickr8k/train/0.tar", [(0, {"txt": b"of make-shards"})])
+    with pytest.raises(
+        InputError, match="flickr8k holds files of another origin: move it, or choose another"
+    ):
+        fetch("clip-benchmark/wds_flickr8k", tmp_path / "flickr8k")
 
 
 def test_whole_shards_come_from_the_hub_and_train_from_there(tmp_path: Path) -> None:
@@ -120,16 +111,24 @@ def test_whole_shards_come_from_the_hub_and_train_from_there(tmp_path: Path) -> 
             repository / f"cc3m-train-000{number}.tar", [(number, {"jpg": b"an image", "txt": b"a text"})]
         )
     write_shard_of(repository / "cc3m-validation-0000.tar", [(2, {"jpg": b"an image", "txt": b"a text"})])
+    other = tmp_path / "hub" / "clip-benchmark" / "wds_vtab-dtd"
+    for split in ("train", "test", "default"):
+        write_shard_of(other / split / "0.tar", [(0, {"jpg": b"an image", "cls": b"1"})])
+        (other / split / "nshards.txt").write_text("1")
+    (other / "classnames.txt").write_text("banded\nstriped")
     sets = tmp_path / "sets"
     program = (
         "from pathlib import Path\n"
         "from diffclip.cli.data import download\n"
         "from diffclip.data.tar_set import TarSet\n"
         "from diffclip.data.pairs import PairKeys\n"
-        f"download(['cc3m'], Path({str(sets)!r}), False)\n"
+        "from diffclip.data.open_set import open_set\n"
+        f"download(['cc3m', 'dtd'], Path({str(sets)!r}), False)\n"
         f"(Path({str(sets)!r}) / 'cc3m/train/cc3m-train-0001.tar').unlink()\n"
         f"download(['cc3m'], Path({str(sets)!r}), False)\n"
         "tars = TarSet('hf://datasets/pixparse/cc3m-wds/*train*.tar', PairKeys().members())\n"
+        f"data = open_set('dtd', 'test', {str(sets)!r})\n"
+        "print(data.labels, data.beside('train').classnames, data.beside('default'))\n"
         "print([tars[i].read('txt') for i in range(len(tars))])\n"
     )
     with served_hub(tmp_path / "hub") as (endpoint, fetched):
@@ -150,5 +149,8 @@ def test_whole_shards_come_from_the_hub_and_train_from_there(tmp_path: Path) -> 
     lines = ended.stdout.splitlines()
     assert lines[1].endswith("has 2,905,954 pairs (88%) in whole shards")
     assert lines[2] == f"{sets}/cc3m/train has 2 pairs, 0% of the published list."
+    assert lines[-2] == "[1] ['banded', 'striped'] None"
     assert lines[-1] == "[{'txt': b'a text'}, {'txt': b'a text'}]"
-    assert sorted(fetched) == [f"cc3m-train-000{number}.tar whole" for number in (0, 0, 1, 1, 1)]
+    assert sorted(name for name in fetched if name.startswith("cc3m")) == [
+        f"cc3m-train-000{number}.tar whole" for number in (0, 0, 1, 1, 1)
+    ]

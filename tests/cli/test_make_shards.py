@@ -15,7 +15,7 @@ from diffclip.errors import Fault, InputError
 
 @pytest.fixture
 def kaggle(tmp_path: Path) -> Path:
-    """Flickr8k as `diffclip data download` advises: Kaggle's folder and a file of captions for each split."""
+    """Flickr8k as docs/train.md gets it: Kaggle's folder and a file of captions for each split."""
     folder = tmp_path / "flickr8k"
     for number in range(8):
         write_image(folder / "Images" / f"{number}.jpg", number, (60, 40))

@@ -8,7 +8,9 @@ from PIL import Image
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.open_set import open_set
+from diffclip.data.published_sets import base_of, images_of
 from diffclip.errors import InputError
+from diffclip.evaluation.suite import Entry, missing_of
 from diffclip.preprocess import EvalTransform
 
 TRANSFORM = EvalTransform(8, PreprocessConfig())
@@ -58,6 +60,42 @@ def test_a_classification_set_has_labels_names_and_templates(classes: Path) -> N
 def test_a_clip_benchmark_repository_has_the_name_of_its_set(classes: Path, prefix: str) -> None:
     folder = classes.rename(classes.with_name(f"{prefix}pets"))
     assert open_set(folder, "test").name == open_set("pets", "test", folder.parent).name == "pets"
+
+
+def test_published_sets_are_found_by_name_or_named_with_their_commands(
+    classes: Path, captioned: Path
+) -> None:
+    root = classes.parent
+    command = f"diffclip data download dtd --root {root}"
+    assert f"dtd (Describable Textures) is not in {root / 'dtd'}; to get it: {command}" in refusal(
+        "dtd", "test", root
+    )
+    (root / "dtd").mkdir()
+    assert command in refusal("dtd", "test", root)
+    assert "needs --data-root FOLDER, with FOLDER/mmvp in it" in refusal("mmvp", "test")
+    classes.rename(root / "wds_sun397")
+    captioned.rename(root / "flickr8k")
+    entries = [
+        Entry("zero-shot", "sun397"),
+        Entry("retrieval", "flickr8k", ("test", "val")),
+        Entry("few-shot", "dtd"),
+    ]
+    assert missing_of(entries, root) == {"dtd": command}
+    assert missing_of(entries[2:], None)["dtd"].endswith(" --root FOLDER")
+    message = missing_of([Entry("linear-probe", "sun397")], root)["sun397"]
+    train = root / "wds_sun397" / "train"
+    assert message == f"its split train, which linear-probe and few-shot learn from: put shards into {train}"
+    assert "wds_sun397 has no split 'train': choose from test" in refusal("sun397", "train", root)
+    assert base_of("scenes-shapes-sketch") == images_of("scenes-colours") == "scenes-shapes"
+    assert images_of("colours") == images_of("shapes-noisy") == images_of("shapes")
+    assert (base_of("imagenet-a"), base_of("dtd"), images_of("shapes3d")) == ("imagenet1k", None, "shapes3d")
+
+
+def test_sets_of_scaled_images_say_so(captioned: Path) -> None:
+    (captioned / "val" / "make-shards.json").write_text('{"edge": 80}')
+    assert "holds images of 80 px" in str(open_set(captioned, "val").faults[-1])
+    (captioned / "val" / "make-shards.json").write_text("{")
+    assert "make-shards.json cannot be read" in refusal(captioned, "val")
 
 
 def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path, monkeypatch) -> None:

@@ -13,9 +13,9 @@ from subjects import setting, subject
 from torch import nn
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.open_published import open_choices
+from diffclip.data.choices import open_choices
 from diffclip.data.open_set import open_set
-from diffclip.data.published_sets import PATTERNS, PUBLISHED
+from diffclip.data.published_sets import PATTERNS
 from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.minimal_pairs import COLUMNS, mmvp, open_pairs, pair_hits
@@ -24,7 +24,7 @@ from diffclip.scenes.pairs import minimal_pair
 from diffclip.scenes.write import write_choices, write_pairs
 
 COLORS = ("red", "green", "blue")
-FILES = [name.removesuffix(".json") for name in PUBLISHED["sugarcrepe"].files]
+FILES = ["add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj"]
 
 
 class Colors(nn.Module):

@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffclip.cli.console import Processes, print_table, say_skipped, show_progress
-from diffclip.data.download import (
-    CAPTION_SETS,
-    CaptionSet,
-    fetch,
-    fetch_shards,
-    img2dataset_command,
-    prepare_list,
-)
-from diffclip.data.published_sets import HUB, PUBLISHED, is_there, manual_commands, published_folder
+from diffclip.data.download import CAPTION_SETS, CaptionSet, fetch, img2dataset_command, prepare_list
+from diffclip.data.published_sets import HUB, PUBLISHED, command_for, is_there, published_folder
 from diffclip.errors import DiffCLIPError, InputError, unknown_name
 from diffclip.files import check_writable, cores, printable, write_text
 
@@ -112,7 +105,7 @@ def download(
         list[str],
         typer.Argument(
             help="Sets to evaluate on, as clip_benchmark calls them (cifar10, food101 …), or to train on: "
-            "cc3m, cc12m, mscoco, laion400m.",
+            "cc3m, cc12m.",
             metavar="NAME",
         ),
     ],
@@ -121,55 +114,43 @@ def download(
         bool, typer.Option("--img2dataset", help="Fetch each image of cc3m or cc12m from its own address.")
     ] = False,
 ) -> None:
-    """Fetch published sets from their publishers into ROOT/NAME.
+    """Fetch published sets from the Hugging Face hub into ROOT/NAME, as shards.
 
     Example: diffclip data download cifar10 dtd --root sets
 
-    A set that its publisher gives to signed-in users only is not fetched: the commands to type are printed (exit code
-    2). Sets to train on become shards in ROOT/NAME/train: cc3m and cc12m as whole shards from the hub, the others as
-    lists of addresses, from which img2dataset fetches the images with the shorter edge at 224. After a stop the same
-    command continues.
+    Sets to train on become shards in ROOT/NAME/train. After a stop the same command continues.
     """
+    root = root.expanduser()
     for name in names:
         if name not in PUBLISHED and name not in CAPTION_SETS:
             raise unknown_name("published set", name, [*PUBLISHED, *CAPTION_SETS])
-    unfetched = [name for name in dict.fromkeys(names) if not _fetch(name, root.expanduser(), img2dataset)]
-    if unfetched:
-        raise InputError(f"{', '.join(unfetched)} must be fetched by hand, with the commands above")
-
-
-def _fetch(name: str, root: Path, img2dataset: bool) -> bool:
-    """Fetch one set. If the user has to fetch it by hand, print the commands and return False."""
-    if name in CAPTION_SETS:
-        _fetch_captions(name, root / name, img2dataset)
-        return True
-    entry, folder = PUBLISHED[name], published_folder(name, root)
-    if is_there(name, "test", folder):
-        typer.echo(f"{name} is in {folder} already.")
-        return True
-    typer.echo(f"{name}: {entry.title}, {entry.size}, from {entry.home}")
-    if commands := manual_commands(name, root):
-        typer.echo(f"By hand:\n  {commands}")
-        if entry.reader == "captions":
-            small = Path(f"{folder.parent}-80" if folder.parent.name else "sets-80") / name
-            folders = shlex.join([str(folder), str(small)])
-            typer.echo(f"Then, to train on it at 80 pixels: diffclip data make-shards {folders} --edge 80")
-        return False
-    typer.echo(f"{name} is in {fetch(name, root)}.")
-    return True
+        if name in PUBLISHED and not PUBLISHED[name].hub:
+            raise InputError(f"{name} is fetched by hand: {command_for(name, root)}")
+    for name in dict.fromkeys(names):
+        if name in CAPTION_SETS:
+            _fetch_captions(name, root / name, img2dataset)
+            continue
+        entry, folder = PUBLISHED[name], published_folder(name, root)
+        typer.echo(f"{name}: {entry.title}, from {HUB}/{entry.hub}")
+        fetch(
+            entry.hub, folder, ["*.txt", *(f"{split}/*" for split in entry.splits)] if entry.splits else None
+        )
+        if not is_there(name, "test", folder):
+            raise DiffCLIPError(f"{HUB}/{entry.hub} has no {name} any more: look for it there")
+        typer.echo(f"{name} is in {folder}.")
 
 
 def _fetch_captions(name: str, folder: Path, img2dataset: bool) -> None:
     """Fetch one training set into the shards FOLDER/train, and continue where an earlier call stopped."""
     entry, shards = CAPTION_SETS[name], folder / "train"
     typer.echo(f"{name}: {entry.title}, {entry.pairs / 1e6:,.1f} million pairs, from {entry.home}")
-    if entry.hub and not img2dataset:
+    if img2dataset:
+        _run_img2dataset(name, entry, folder, shards)
+    else:
         share = f"{entry.on_hub:,} pairs ({entry.on_hub / entry.pairs:.0%})"
         typer.echo(f"{HUB}/{entry.hub} has {share} in whole shards")
-        samples = fetch_shards(name, shards)
+        samples = fetch(entry.hub, shards, [f"{name}-train-*.tar"])
         typer.echo(f"{shards} has {samples:,} pairs, {samples / entry.pairs:.0%} of the published list.")
-    else:
-        _run_img2dataset(name, entry, folder, shards)
     typer.echo(f"Next: diffclip data check {shlex.quote(str(shards))}")
 
 
@@ -178,7 +159,7 @@ def _run_img2dataset(name: str, entry: CaptionSet, folder: Path, shards: Path) -
         raise InputError(
             "img2dataset, which fetches the images, is not installed: run pipx install img2dataset"
         )
-    command = img2dataset_command(name, prepare_list(name, folder), shards)
+    command = img2dataset_command(prepare_list(name, folder), shards)
     size = f"at most {entry.pairs * _BYTES / 1e9:,.0f} GB"
     typer.echo(
         f"img2dataset fetches each image from its own address, {size}. That takes hours to days, and many addresses "

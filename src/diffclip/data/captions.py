@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from diffclip.files import read_text
 CaptionsByImage = dict[str, list[str]]
 """Image file → its captions, in the order of the caption file (COCO's JSON: in the order of the image ids)."""
 
-_LINES, _ARROW = (".jsonl", ".ndjson"), (".parquet", ".arrow", ".feather")
+_LINES, _ARROW = (".jsonl", ".ndjson"), (".parquet", ".arrow")
 SUFFIXES_OF_CAPTIONS = (".csv", ".tsv", ".txt", ".token", ".json", *_LINES, *_ARROW)
 # The usual names of the columns or keys.
 _IMAGE = (
@@ -29,8 +29,10 @@ _CAPTION = (
     *("caption", "captions", "text", "sentence", "sentences", "comment", "description", "title", "raw"),
     *("alt_text", "prompt"),
 )
-_SPLIT = "split"
 _TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
+
+Row = tuple[str, Any]
+"""The place of a row in its file, and the row: a mapping with an image and its captions, under usual names."""
 
 
 class CaptionFile(NamedTuple):
@@ -51,27 +53,37 @@ def read_captions(file: Path) -> CaptionFile:
             have one of the usual names.
 
     Raises:
-        InputError: the file cannot be read, has no column of images or of captions, or has no caption.
+        InputError: the file cannot be read, has images of several splits (they would be packed together), has no column
+            of images or of captions, or has no caption.
     """
     captions: CaptionsByImage = {}
     faults: list[Fault] = []
-    for row in _rows(file):
-        if isinstance(row, Fault):
-            faults.append(row)
+    splits: dict[str, None] = {}
+    for place, row in _rows(file):
+        image, caption = (
+            _column(row, names) if isinstance(row, Mapping) else None for names in (_IMAGE, _CAPTION)
+        )
+        if image is None or caption is None or (name := row[image]) in (None, ""):
+            faults.append(Fault(f"{file}, {place}", "has no image or no caption"))
             continue
-        image, texts = row[0], _texts(row[1])
-        if texts is None:
-            reason = f"the caption of {image} is {row[1]!r:.80}, which is not text: correct it"
+        if (texts := _texts(row[caption])) is None:
+            reason = f"the caption of {name} is {row[caption]!r:.80}, which is not text: correct it"
             raise InputError(f"{file}: {reason}")
-        if not isinstance(image, str | int | None):
-            raise InputError(f"{file}: an image is {image!r:.80}: give the name of its file")
-        name = "" if image is None else str(image).strip()
+        if not isinstance(name, str | int):
+            raise InputError(f"{file}: an image is {name!r:.80}: give the name of its file")
+        if row.get("split"):
+            splits[str(row["split"])] = None
         cleaned = (" ".join(text.split()) for text in texts)
-        captions.setdefault(name, []).extend(text for text in cleaned if text)
-    captions.pop("", None)
+        captions.setdefault(str(name).strip(), []).extend(text for text in cleaned if text)
+    if len(splits) > 1:
+        named = ", ".join(list(splits)[:4])
+        raise InputError(f"{file} holds the splits {named}: give a file of each, or take out 'split'")
     if not any(captions.values()):
         first = f" (first: {faults[0]})" if faults else ""
-        raise InputError(f"{file} has no caption{first}: give lines of an image and a caption")
+        raise InputError(
+            f"{file} has no names of images with captions{first}: give lines of an image and a caption, or a dataset "
+            "with images inside to diffclip.train"
+        )
     return CaptionFile(captions, faults)
 
 
@@ -89,10 +101,6 @@ def _texts(value: Any) -> list[str] | None:
     return texts
 
 
-Row = tuple[Any, Any] | Fault
-"""An image with its captions, or the fault of a row that is left out."""
-
-
 def _rows(file: Path) -> Iterable[Row]:
     ending = file.suffix.lower()
     if file.is_dir() or ending in _ARROW:
@@ -101,18 +109,17 @@ def _rows(file: Path) -> Iterable[Row]:
     # the library datasets gives its JSON lines the ending .json
     if ending in _LINES or (ending == ".json" and re.match(r"\s*\{.*\}\s*\n\s*\{", text)):
         lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-        return _objects([(place, _json(line, f"{file}, {place}")) for place, line in lines], file)
+        return [(place, _json(line, f"{file}, {place}")) for place, line in lines]
     if ending == ".json":
-        content = _json(text, str(file))
-        lists = [content] if isinstance(content, list) else []
-        if isinstance(content, dict) and "annotations" not in content:
-            lists = [value for value in content.values() if _has_images(value)]
-            if not lists and all(_texts(value) is not None for value in content.values()):
-                return iter(content.items())
-        if len(lists) == 1:
-            return _objects([(f"entry {number}", item) for number, item in enumerate(lists[0], 1)], file)
-        return _coco(content, file)
-    return _tokens(text, file) if _TOKEN.match(text) else _table(text, file)
+        return [
+            (f"entry {number}", row) for number, row in enumerate(_entries(_json(text, str(file)), file), 1)
+        ]
+    if _TOKEN.match(text):
+        lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        return [
+            (place, match.groupdict() if (match := _TOKEN.match(line)) else line) for place, line in lines
+        ]
+    return _table(text, file)
 
 
 def _json(text: str, source: str) -> Any:
@@ -122,51 +129,27 @@ def _json(text: str, source: str) -> Any:
         raise InputError(f"{source} is not valid JSON ({error}): correct it") from None
 
 
-def _has_images(value: Any) -> bool:
-    """Tell whether a value in a JSON file is a list of objects with an image."""
-    return isinstance(value, list) and any(isinstance(item, dict) and _column(item, _IMAGE) for item in value)
-
-
-def _check_splits(values: Iterable[Any], file: Path) -> None:
-    """Raise `InputError` if a file has images of several splits: they would be packed together."""
-    splits = sorted({str(value) for value in values if value})
-    if len(splits) > 1:
-        raise InputError(
-            f"{file} holds the splits {', '.join(splits[:4])}: give a file of each, or take out {_SPLIT!r}"
-        )
-
-
-def _objects(objects: list[tuple[str, Any]], file: Path) -> Iterator[Row]:
-    """Yield image and captions of each object, which is given with its place in the file."""
-    _check_splits((item.get(_SPLIT) for _, item in objects if isinstance(item, dict)), file)
-    for place, item in objects:
-        image, caption = (
-            _column(item, names) if isinstance(item, dict) else None for names in (_IMAGE, _CAPTION)
-        )
-        if image is None or caption is None:
-            yield Fault(f"{file}, {place}", "has no image or no caption")
-        else:
-            yield item[image], item[caption]
-
-
-def _coco(content: Any, file: Path) -> Iterator[Row]:
-    """Yield the rows of COCO's JSON. The images are in the order of their ids, as in COCO's own reader."""
+def _entries(content: Any, file: Path) -> Iterable[Any]:
+    """Return the rows of a JSON file. COCO's images are in the order of their ids, as in COCO's own reader."""
+    if isinstance(content, list):
+        return content
+    if isinstance(content, dict) and "annotations" not in content:
+        lists = [value for value in content.values() if _has_images(value)]
+        if len(lists) == 1:
+            return lists[0]
+        if not lists and all(_texts(value) is not None for value in content.values()):
+            return [{"image": name, "caption": texts} for name, texts in content.items()]
     advice = "fetch it again, or give a list of objects with image and caption"
     with explain_errors(f"{file} is not COCO's JSON of captions", advice):
         names = {image["id"]: image["file_name"] for image in content["images"]}
+        images = [{"image": names[number], "caption": []} for number in sorted(names)]
         pairs = [(annotation["image_id"], annotation["caption"]) for annotation in content["annotations"]]
-        yield from ((names[number], []) for number in sorted(names))
-        for number, caption in pairs:
-            missing = Fault(f"{file}, annotation of image {number}", "has no such image")
-            yield (names[number], caption) if number in names else missing
+        return [*images, *({"image": names.get(number), "caption": caption} for number, caption in pairs)]
 
 
-def _tokens(text: str, file: Path) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if match := _TOKEN.match(line):
-            yield match["image"], match["caption"]
-        elif line.strip():
-            yield Fault(f"{file}, line {number}", "is not NAME#NUMBER<tab>CAPTION")
+def _has_images(value: Any) -> bool:
+    """Tell whether a value in a JSON file is a list of objects with an image."""
+    return isinstance(value, list) and any(isinstance(item, dict) and _column(item, _IMAGE) for item in value)
 
 
 def _table(text: str, file: Path) -> Iterator[Row]:
@@ -188,17 +171,11 @@ def _table(text: str, file: Path) -> Iterator[Row]:
     if not rows:
         raise InputError(f"{file} is empty: give lines of an image and a caption")
     head = rows[0][1]
-    image, caption = map(head.index, _required_columns(head, file))
-    if _SPLIT in head:
-        column = head.index(_SPLIT)
-        _check_splits((row[column] for _, row in rows[1:] if len(row) == len(head)), file)
-    # if the captions are the last column, an unquoted delimiter in a caption is part of the caption
-    end = None if caption == len(head) - 1 else caption + 1
+    _required_columns(head, file)
     for number, row in rows[1:]:
-        if len(row) > max(image, caption):
-            yield row[image], delimiter.join(row[caption:end])
-        else:
-            yield Fault(f"{file}, line {number}", f"has {len(row)} of {len(head)} columns")
+        # an unquoted delimiter in the last column is part of it, often a comma in a caption
+        cells = [*row[: len(head) - 1], delimiter.join(row[len(head) - 1 :])]
+        yield f"line {number}", dict(zip(head, cells[: len(row)], strict=False))
 
 
 def _split_table(text: str, delimiter: str, quoting: Any) -> list[tuple[int, list[str]]]:
@@ -211,7 +188,8 @@ def _split_table(text: str, delimiter: str, quoting: Any) -> list[tuple[int, lis
 
 
 def _arrow(file: Path) -> Iterator[Row]:
-    """Read a Parquet file, an Arrow stream, or a folder of them as `datasets.save_to_disk` writes it."""
+    """Read a Parquet file, an Arrow stream, or a folder of them as `datasets.save_to_disk` writes it. Of images inside,
+    only the path is read."""
     try:
         import pyarrow
         from pyarrow import compute, parquet
@@ -226,31 +204,24 @@ def _arrow(file: Path) -> Iterator[Row]:
         if not files:
             folders = ", ".join(sorted(path.name for path in file.iterdir() if path.is_dir())) or "none in it"
             raise InputError(f"{file} has no .arrow or .parquet file: name a split's folder ({folders})")
-    has_names = False
     for path in files:
         with explain_errors(f"{path} cannot be read", "give a whole file"):
             is_parquet = path.suffix == ".parquet"
-            if is_parquet:
-                source = parquet.ParquetFile(path)
-            else:
-                memory = pyarrow.memory_map(str(path))
-                is_file = memory.read_at(6, 0) == b"ARROW1"
-                source = pyarrow.ipc.open_file(memory) if is_file else pyarrow.ipc.open_stream(memory)
+            source = (
+                parquet.ParquetFile(path)
+                if is_parquet
+                else pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            )
             schema = source.schema_arrow if is_parquet else source.schema
             image, caption = _required_columns(schema.names, file)
-            # an image in the file: only its path is read
             is_inside = pyarrow.types.is_struct(schema.field(image).type)
             columns = [f"{image}.path" if is_inside else image, caption]
             table = source.read(columns) if is_parquet else source.read_all()
             names = compute.struct_field(table[image], "path") if is_inside else table[image]
-            for name, texts in zip(names.to_pylist(), table[caption].to_pylist(), strict=True):
-                has_names = has_names or bool(name)
-                yield name, texts
-    if not has_names:
-        raise InputError(
-            f"{file} has no names of images: write its images into a folder, and their names beside the captions, or "
-            "give the dataset itself to diffclip.train"
-        )
+            for number, (name, texts) in enumerate(
+                zip(names.to_pylist(), table[caption].to_pylist(), strict=True)
+            ):
+                yield f"row {number}", {"image": name, "caption": texts}
 
 
 def _column(names: Iterable[str], usual: tuple[str, ...]) -> str | None:

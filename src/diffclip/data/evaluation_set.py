@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,16 +18,16 @@ from diffclip.data.tar_set import TarSample, TarSet
 from diffclip.data.workers import map_processes
 from diffclip.errors import Fault, InputError, sample_fault
 from diffclip.files import digest_of
-from diffclip.preprocess import Transform, to_rgb
+from diffclip.preprocess import Transform
 
 Kind = Literal["classification", "retrieval", "masks", "segmentation", "sugarcrepe", "mmvp"]
 
 
 class FolderSource:
-    """Images below one folder: the files `keys`, or the items of torchvision's `dataset` with these names."""
+    """The image files `keys` below one folder."""
 
-    def __init__(self, folder: Path, keys: Sequence[str], dataset: Any = None) -> None:
-        self.folder, self.keys, self.dataset = folder, list(keys), dataset
+    def __init__(self, folder: Path, keys: Sequence[str]) -> None:
+        self.folder, self.keys = folder, list(keys)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -42,22 +41,12 @@ class FolderSource:
 
     def image(self, i: int) -> Image.Image:
         """Read image `i` as RGB, or raise `InputError` if it is missing or broken."""
-        if self.dataset is None:
-            return read_image(self.folder / self.keys[i])
-        try:
-            return to_rgb(self.dataset[i][0])
-        except Exception as error:  # a damaged file makes Pillow's readers raise nearly any error
-            reason = f"is missing, cut short or broken ({error})"
-            raise InputError(self.name(i), reason, "fetch it again") from error
+        return read_image(self.folder / self.keys[i])
 
     @cached_property
     def identity(self) -> str:
         """A digest of the names, sizes and times of the files."""
-        files = self.keys
-        if self.dataset is not None:
-            paths = (Path(parent, name) for parent, _, names in os.walk(self.folder) for name in names)
-            files = sorted(file.relative_to(self.folder).as_posix() for file in paths)
-        return digest_of([[file, stamp(self.folder / file)] for file in files])
+        return digest_of([[file, stamp(self.folder / file)] for file in self.keys])
 
 
 Source = FolderSource | TarSet

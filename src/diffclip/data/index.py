@@ -38,9 +38,7 @@ _CUT = "is cut short or broken"
 _NO_TAR = "is not a tar: make shards of images and captions with diffclip data make-shards"
 # How a compressed file begins, and the program that unpacks it.
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
-_FORMAT = 7
-# Number of links that may lead from one to the next, as in Linux.
-_LINKS = 40
+_FORMAT = 8
 
 
 @lru_cache
@@ -89,13 +87,12 @@ def stamp(path: Path) -> str:
 
 def scan(path: Path) -> Index:
     """Read the headers of the tar at `path`, seeking over the contents."""
-    mark, entries, links = stamp(path), list[Entry](), list[tuple[str, str]]()
+    mark, entries, unread = stamp(path), list[Entry](), list[str]()
     try:
         with path.open("rb") as file:
-            fault = _read_headers(file, path.stat().st_size, entries, links)
+            fault = _read_headers(file, path.stat().st_size, entries, unread)
     except OSError as error:
-        entries, links, fault = [], [], f"cannot be read ({error.strerror or error})"
-    unread = _follow_links(entries, links)
+        entries, unread, fault = [], [], f"cannot be read ({error.strerror or error})"
     samples, repeated = group_members(entries)
     if entries and not samples:
         fault = fault or f"has no file that is named KEY.ENDING, the first is {entries[0][0]!r}"
@@ -103,8 +100,8 @@ def scan(path: Path) -> Index:
         fault = f"{fault}, {len(samples)} sample{'s' * (len(samples) != 1)} before it kept"
     notes = [f"holds {len(repeated)} keys more than once, the first: {repeated[0]!r}"] if repeated else []
     if unread:
-        which = f"{len(unread)} links to elsewhere or sparse files, which are not read"
-        advice = "pack the files with tar --dereference, without --sparse"
+        which = f"{len(unread)} links or sparse files, which are not read"
+        advice = "pack the files with tar --dereference --hard-dereference"
         notes.append(f"holds {which}, the first: {unread[0]!r}: {advice}")
     shapes: dict[tuple[str, ...], int] = {}
     table, positions = [], list[Position]()
@@ -119,11 +116,9 @@ def scan(path: Path) -> Index:
     return Index(path, header, rows, np.array(positions, np.uint32).reshape(-1, 2))
 
 
-def _read_headers(
-    file: IO[bytes], length: int, entries: list[Entry], links: list[tuple[str, str]]
-) -> str | None:
+def _read_headers(file: IO[bytes], length: int, entries: list[Entry], unread: list[str]) -> str | None:
     """Read the headers of a tar of `length` bytes up to the first broken one; return its fault or None. Add files to
-    `entries`, and links with their targets to `links`, also sparse files, which are not read, with the target ""."""
+    `entries`, and the names of links and sparse files to `unread`."""
     if not length:
         return "is empty (0 bytes)"
     try:
@@ -142,13 +137,10 @@ def _read_headers(
             after = tar.offset if member.issparse() else member.offset_data + member.size
             if member.size < 0 or tar.offset <= member.offset or after > length:
                 break
-            name, target = (_normal(path) for path in (member.name, member.linkname))
-            if member.issparse():
-                links.append((name, ""))
-            elif member.issym():
-                links.append((name, posixpath.normpath(posixpath.join(posixpath.dirname(name), target))))
-            elif member.islnk():
-                links.append((name, target))
+            # some writers on Windows use backslashes
+            name = posixpath.normpath(member.name.replace("\\", "/"))
+            if member.issparse() or member.issym() or member.islnk():
+                unread.append(name)
             elif member.isreg() and member.size < 2**32:
                 entries.append((name, (member.offset_data // BLOCK, member.size)))
         else:
@@ -158,24 +150,6 @@ def _read_headers(
     if whole and BLOCK <= len(end) <= _PADDING and not end.strip(b"\0"):
         return None
     return f"{_CUT} at byte {position} of {length}"
-
-
-def _normal(path: str) -> str:
-    return posixpath.normpath(path.replace("\\", "/"))  # some writers on Windows use backslashes
-
-
-def _follow_links(entries: list[Entry], links: list[tuple[str, str]]) -> list[str]:
-    """Add the links to files of this tar to `entries`, also links to links; return the names of the others."""
-    positions, next_names = dict(entries), dict(links)
-    unread = []
-    for name, target in links:
-        for _ in range(_LINKS):
-            target = target if target in positions else next_names.get(target, "")
-        if target in positions:
-            entries.append((name, positions[target]))
-        else:
-            unread.append(name)
-    return unread
 
 
 def write_index(file: Path, index: Index) -> None:

@@ -142,28 +142,23 @@ def make_shards(
 
 
 def _find_files(source: Path, captions: CaptionsByImage) -> tuple[dict[str, Path], list[Fault]]:
-    """Find each image's file: at its path, else the only one whose path ends like the name (in upper or lower case if
-    need be), unless another name has that path. Return the files by name, and the faults of the other names."""
+    """Find each image's file: at its path, else the only one whose path ends like the name (in upper or lower case),
+    unless another name has that path. Return the files by name, and the faults of the other names."""
     exact: dict[str, list[Path]] = {}
     by_end: dict[str, list[Path]] = {}
-    in_any_case: dict[str, list[Path]] = {}
     for path in image_files(source, follow_links=True):
         relative = _normal(path.relative_to(source).as_posix())
         for name in (relative, os.path.splitext(relative)[0]):
             exact.setdefault(name, []).append(path)
             for end in _ends(name):
                 by_end.setdefault(end, []).append(path)
-                in_any_case.setdefault(end.casefold(), []).append(path)
-    folders = [f"{_normal(str(folder))}/" for folder in (source.absolute(), source.resolve())]
     wanted = {name: _normal(name) for name in captions}
-    for folder in folders:
-        wanted = {name: path.removeprefix(folder) for name, path in wanted.items()}
+    for folder in (source.absolute(), source.resolve()):
+        wanted = {name: path.removeprefix(f"{_normal(str(folder))}/") for name, path in wanted.items()}
     found = {name: exact.get(path, []) for name, path in wanted.items()}
     taken = {path for paths in found.values() for path in paths}
     for name in [name for name, paths in found.items() if not paths]:
-        ends = _ends(wanted[name])
-        found_by_end = [*map(by_end.get, ends), *(in_any_case.get(end.casefold()) for end in ends)]
-        candidates = next(filter(None, found_by_end), [])
+        candidates = next(filter(None, map(by_end.get, _ends(wanted[name]))), [])
         found[name] = [path for path in candidates if path not in taken]
     counts = Counter(path for paths in found.values() for path in paths if path not in taken)
     matches, faults = {}, []
@@ -178,8 +173,8 @@ def _find_files(source: Path, captions: CaptionsByImage) -> tuple[dict[str, Path
 
 
 def _ends(name: str) -> list[str]:
-    """Return the path `a/b/c` and its ends `b/c` and `c`."""
-    parts = name.split("/")
+    """Return the path `a/b/c` and its ends `b/c` and `c`, in lower case."""
+    parts = name.casefold().split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 

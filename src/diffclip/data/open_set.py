@@ -12,14 +12,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from diffclip.data.choices import open_choices
 from diffclip.data.evaluation_set import EvaluationSet, Kind, read_answers
 from diffclip.data.images import IMAGE, image_files
 from diffclip.data.index import open_indexes
 from diffclip.data.masks import CROWD, label_of, masked_set
 from diffclip.data.members import MASK, SEGMENTS, Members
-from diffclip.data.open_published import open_choices, open_files
 from diffclip.data.pairs import PairKeys
-from diffclip.data.published_sets import BUILT_IN, PUBLISHED, has_shards, is_there, parts_of, set_folder
+from diffclip.data.published_sets import (
+    BUILT_IN,
+    PUBLISHED,
+    has_shards,
+    is_there,
+    missing_set_error,
+    parts_of,
+    set_folder,
+)
 from diffclip.data.shards import MANIFEST, tar_files
 from diffclip.data.tar_set import TarSet
 from diffclip.errors import Fault, InputError, explain_errors
@@ -57,7 +65,7 @@ def open_set(
 def has_split(source: str | Path, split: str, root: str | Path | None = None) -> bool:
     """Tell whether a set has a split, complete or not; `source`, `split` and `root` are as in `open_set`."""
     folder, split = set_folder(source, root), parts_of(split)[0]
-    return (folder / split).is_dir() or _has_files(set_name(source, folder), split, folder)
+    return (folder / split).is_dir() or is_there(set_name(source, folder), split, folder)
 
 
 def set_name(source: str | Path, folder: Path) -> str:
@@ -72,17 +80,17 @@ def set_name(source: str | Path, folder: Path) -> str:
 def _open(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
     @cache  # every task that learns asks for the split to learn from
     def open_split(other: str) -> EvaluationSet | None:
-        exists = has_shards(folder, other) or _has_files(name, other, folder)
-        return _open(name, other, folder, kind) if exists else None
+        return _open(name, other, folder, kind) if has_shards(folder, other) else None
 
     return replace(_read(name, split, folder, kind), beside=open_split)
 
 
 def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationSet:
-    is_unpacked = kind is None and name in PUBLISHED and not has_shards(folder, split)
-    if is_unpacked and (_has_files(name, split, folder) or not _shard_splits(folder)):
-        return open_files(name, split, folder)
     set_kind = kind or _declared_kind(folder)
+    if name == "sugarcrepe" and is_there(name, split, folder):
+        set_kind = "sugarcrepe"
+    elif name in PUBLISHED and not _shard_splits(folder):
+        raise missing_set_error(name, folder.parent)
     if set_kind == "sugarcrepe":
         if split != "test":
             raise InputError(f"{folder} has no splits: leave --split out")
@@ -137,10 +145,6 @@ def _tars(shards: list[Path], name: str, ending: str) -> TarSet:
     endings = (("image", IMAGE), *((ending, (ending,)) for ending in ("txt", "json", "cls", MASK, SEGMENTS)))
     needed = (("image", ("image",)), (f"{name} (.{ending})", (ending,)))
     return TarSet(shards, Members(endings, needed, f"add a .{ending} to each"))
-
-
-def _has_files(name: str, split: str, folder: Path) -> bool:
-    return name in PUBLISHED and split in PUBLISHED[name].splits and is_there(name, split, folder)
 
 
 def caption_set(

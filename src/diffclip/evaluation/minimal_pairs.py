@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffclip.data.choices import ChoiceSet
 from diffclip.data.evaluation_set import EvaluationSet, FolderSource
-from diffclip.data.open_published import ChoiceSet
 from diffclip.data.published_sets import PAIR_IMAGES, PATTERNS
 from diffclip.errors import InputError, explain_errors, unknown_name
 from diffclip.evaluation.embed import Setting

@@ -135,15 +135,14 @@ def missing_of(entries: Iterable[Entry], root: Path | None) -> dict[str, str]:
     for entry in entries:
         name = entry.dataset
         if name in PUBLISHED:
-            folder = published_folder(name, root or "FOLDER")
-            advice = f"{PUBLISHED[name].size} to download: {command_for(name, root or 'FOLDER')}"
+            folder, command = published_folder(name, root or "FOLDER"), command_for(name, root or "FOLDER")
             if not any(is_there(name, parts_of(split)[0], folder) for split in entry.splits):
-                missing[name] = advice
+                missing[name] = command
             elif entry.task in LEARNING and not is_there(name, TRAIN, folder):
-                missing[name] = (
-                    f"its split {TRAIN}, which {' and '.join(LEARNING)} learn from: "
-                    f"put shards into {folder / TRAIN}, or move {folder} away and get all of it, {advice}"
-                )
+                ways = f"put shards into {folder / TRAIN}"
+                if TRAIN in PUBLISHED[name].splits:
+                    ways = command
+                missing[name] = f"its split {TRAIN}, which {' and '.join(LEARNING)} learn from: {ways}"
         elif name not in BUILT_IN:
             try:
                 set_folder(name, root)
