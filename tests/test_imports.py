@@ -20,7 +20,7 @@ LAYERS = (
         "preprocess",
         "tokenizer",
     ),
-    *("towers", "initialisation", "model", "pickled", "published", "weights", "sources", "data", "scenes"),
+    *("towers", "initialisation", "model", "tensors", "published", "weights", "sources", "data", "scenes"),
     *("maps", "evaluation", "benchmarking", "training", "integrations", "study", "report", "demo", "vlm"),
     *("web", "cli", "__main__"),
 )

@@ -10,36 +10,29 @@ import errno
 import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from diffclip.config import CLIPConfig, name_of, parse_config
-from diffclip.errors import InputError, explain_errors, say_once
+from diffclip.errors import InputError, explain_errors
 from diffclip.files import checkpoint_of, write_atomically, write_text
 from diffclip.initialisation import published_norm_eps
-from diffclip.pickled import read_pickle
 from diffclip.published import from_published, infer_config, is_published, to_published
+from diffclip.tensors import first_names, read_tensors
 
 if TYPE_CHECKING:
     from diffclip.model import CLIP
 
 CONFIG_FILE, WEIGHTS_FILE, PUBLISHED_FILE = "config.json", "model.safetensors", "checkpoint_best.pt"
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
-_USUAL_KEYS = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights")
-_AVERAGED = re.compile(r"(^|[._])(ema|swa|avg|averaged?)([._]|$)")
-_INNER = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
-_OUTER = re.compile(r"^((module|model)\.)+")
-_SCALE = re.compile(r"(.+\.|)logit_scale")
-_NAMED = 4  # in a message
 _ORIGIN = "origin"  # in config.json: facts about the training
 CONFIG_KEY = "diffclip_config"  # in our files, and in the metadata that open_clip's trainer saves
 
@@ -50,10 +43,9 @@ def _find_weights(path: str | Path) -> Path:
     if path.is_dir():
         files = [path / name for name in (WEIGHTS_FILE, PUBLISHED_FILE) if (path / name).is_file()]
         if not files:
-            advice = "give a saved folder"
-            if others := sorted(file.name for file in path.iterdir() if file.suffix in _SUFFIXES):
-                advice = f"it has {first_names(others)}, give one of these files, or open_clip:local-dir:{path} or "
-                advice += f"transformers:{path} if they are of these libraries"
+            others = sorted(file.name for file in path.iterdir() if file.suffix in _SUFFIXES)
+            advice = f"give {first_names(others)}, or open_clip:local-dir:{path} or transformers:{path}"
+            advice = advice if others else "give a saved folder"
             raise InputError(f"{path} has neither {WEIGHTS_FILE} nor {PUBLISHED_FILE}: {advice}")
         path = files[0]
     if not path.exists():
@@ -82,94 +74,10 @@ def read_weights(path: str | Path) -> Weights:
     also have the configuration inside, so that they can be moved.
     """
     file = _find_weights(path)
-    tensors, contents = _read_file(file)
-    state = _without_wrappers(tensors, file)
+    state, contents = read_tensors(file)
     published = is_published(state)
     config, origin = _config_of(file, contents)
     return Weights(from_published(state) if published else state, published, config, origin)
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read the weights of any model in a `.safetensors` or `.pt` file, without the prefixes of wrappers."""
-    return _without_wrappers(_read_file(file)[0], file)
-
-
-def _read_file(file: Path) -> tuple[Mapping[str, Tensor], object]:
-    """Read the weights of a file, and everything beside them that may hold a configuration."""
-    if file.suffix != ".safetensors":
-        contents = read_pickle(file)
-        return _state_of(contents, file), contents
-    try:
-        with safe_open(file, "pt") as opened:
-            metadata = opened.metadata()
-        return load_file(file), metadata
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{file} is not a whole safetensors file ({error}): fetch it again") from None
-
-
-def _without_wrappers(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """Take the names of wrappers out of the names of parameters: those of torch (compiled, parallel, averaged and
-    sharded models), and everything before `logit_scale`. What has another beginning is no part of the model."""
-    # `n_averaged` is of torch's `AveragedModel`
-    names = {name: _INNER.sub("", name) for name in tensors if name != "n_averaged"}
-    scales = [match[1] for name in names.values() if (match := _SCALE.fullmatch(name))]
-    models = [name for name in scales if _AVERAGED.search(name)] or scales
-    outer = models[0] if models else ""
-    if len(models) > 1:
-        which = ", ".join(map(repr, models))
-        raise InputError(f"{file} holds several models, with names after {which}: save one of them alone")
-    others = sorted(name for name in names.values() if not name.startswith(outer))
-    if others:
-        say_once(f"{file}: the weights with names after {outer!r} are taken, not {first_names(others)}")
-    chosen = [
-        (name.removeprefix(outer), original) for original, name in names.items() if name.startswith(outer)
-    ]
-    state = {_OUTER.sub("", name): tensors[original] for name, original in chosen}
-    if len(state) < len(chosen):
-        raise InputError(f"{file} holds weights twice ({first_names(names)}): save one of its models alone")
-    return state
-
-
-def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
-    """Find the weights in what `torch.save` wrote. Averaged weights are preferred, as in timm, and named."""
-    states = dict(_states_in(contents))
-    averaged = [key for key in states if _AVERAGED.search(key)]
-    usual = [key for key in states if key.rpartition(".")[2] in _USUAL_KEYS]
-    chosen = averaged or usual or list(states)
-    if not usual and len(chosen) != 1:
-        holds = f"it is a {type(contents).__name__}"
-        if isinstance(contents, Mapping):
-            holds = f"its keys are {first_names(contents)}" if contents else "it is empty"
-        raise InputError(f"{file} holds no state_dict, {holds}: give a file with a model's weights")
-    state = states.pop(chosen[0])
-    if others := [key for key, other in states.items() if any(_SCALE.fullmatch(str(name)) for name in other)]:
-        say_once(f"{file}: the weights {chosen[0]} are taken, not {', '.join(others)}")
-    for name, value in state.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise InputError(f"{file} holds no state_dict: {str(name)[:60]!r} is not a named tensor")
-        if value.layout != torch.strided or value.is_complex():
-            raise InputError(f"{file} holds {name} as a sparse or complex tensor: give dense, real weights")
-    return state
-
-
-def _states_in(contents: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    """Yield the innermost mappings with tensors in `contents`, by their keys joined by dots."""
-    if not isinstance(contents, Mapping):
-        return
-    inner = [
-        state
-        for key, value in contents.items()
-        for state in _states_in(value, f"{path}.{key}" if path else str(key))
-    ]
-    yield from inner
-    if not inner and any(isinstance(value, Tensor) for value in contents.values()):
-        yield path, contents
-
-
-def first_names(names: Iterable[object]) -> str:
-    """List the first of some names, for messages."""
-    listed = [str(name)[:60] for name in names]
-    return ", ".join(listed[:_NAMED]) + (", …" if len(listed) > _NAMED else "")
 
 
 def _config_of(file: Path, contents: object) -> tuple[CLIPConfig | None, dict[str, Any]]:
@@ -270,21 +178,21 @@ def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None
 
 def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> None:
     """Raise `InputError` unless names and shapes of `state` are exactly those of `model`."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    actual = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    expected = model.state_dict()
+    pairs = [(name, state[name], expected[name]) for name in sorted(expected.keys() & state.keys())]
     faults = {
-        "missing": sorted(expected.keys() - actual.keys()),
-        "extra": sorted(actual.keys() - expected.keys()),
-        "of another shape": sorted(
-            f"{name} {list(actual[name])} for {list(expected[name])}"
-            for name in expected.keys() & actual.keys()
-            if expected[name] != actual[name]
-        ),
-        "quantized or integer": sorted(
-            f"{name} {str(state[name].dtype).removeprefix('torch.')}"
-            for name in expected.keys() & actual.keys()
-            if not state[name].is_floating_point() or state[name].itemsize < 2
-        ),
+        "missing": sorted(expected.keys() - state.keys()),
+        "extra": sorted(state.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {list(theirs.shape)} for {list(ours.shape)}"
+            for name, theirs, ours in pairs
+            if theirs.shape != ours.shape
+        ],
+        "quantized or integer": [
+            f"{name} {str(theirs.dtype).removeprefix('torch.')}"
+            for name, theirs, _ in pairs
+            if not theirs.is_floating_point() or theirs.itemsize < 2
+        ],
     }
     if not any(faults.values()):
         return

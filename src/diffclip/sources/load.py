@@ -188,7 +188,7 @@ def read_config(source: str | Path) -> CLIPConfig:
 def _resolve_config(weights: Weights, path: Path, model: str | None) -> CLIPConfig:
     from diffclip.config import name_of, named_config, resize_config
     from diffclip.published import infer_config
-    from diffclip.weights import first_names
+    from diffclip.tensors import first_names
 
     if (saved := weights.config) is not None:
         if model not in (None, name_of(saved)):

@@ -23,7 +23,7 @@ from diffclip.sources.conversion import (
 )
 from diffclip.sources.hub import check_reachable
 from diffclip.sources.wrapped import LibraryTransform, WrappedModel
-from diffclip.weights import read_tensors
+from diffclip.tensors import read_tensors
 
 # open_clip's own prefixes, for repositories and folders with a configuration
 _SCHEMAS = ("hf-hub", "local-dir")

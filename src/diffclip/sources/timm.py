@@ -22,7 +22,7 @@ from diffclip.config import parse_config
 from diffclip.errors import explain_errors, unknown_name
 from diffclip.sources.conversion import WAY_OUT, silence_warnings
 from diffclip.sources.wrapped import LibraryTransform, WrappedModel
-from diffclip.weights import read_tensors
+from diffclip.tensors import read_tensors
 
 _SCHEMAS = ("hf-hub:", "hf_hub:", "local-dir:")
 _TOLERANCE = 1e-4  # relative to the largest feature
@@ -46,7 +46,7 @@ def read_timm(name: str) -> tuple[WrappedModel, LibraryTransform, None]:
     with silence_warnings(), explain_errors(f"{source} cannot be read", WAY_OUT):
         model = timm.create_model(name, pretrained=not file)
         if file:
-            model.load_state_dict(read_tensors(Path(file)))
+            model.load_state_dict(read_tensors(Path(file))[0])
         model.reset_classifier(0)
     data = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**data, is_training=False)
