@@ -18,7 +18,7 @@ from diffclip.config import name_of, variant_of
 from diffclip.preprocess import EvalTransform
 from diffclip.sources.conversion import to_differential
 from diffclip.sources.load import load_clip, load_with_origin, read_config
-from diffclip.sources.open_clip import from_open_clip, read_open_clip
+from diffclip.sources.open_clip import from_open_clip
 from diffclip.sources.transformers import from_transformers
 from diffclip.weights import load_weights, save_weights
 
@@ -201,25 +201,6 @@ def test_open_clip_weights_are_read_by_architecture_and_file(tiny: Path, between
     half.write_bytes(tiny.read_bytes()[:5000])
     with pytest.raises(InputError, match=r"half\.pt cannot be read"):
         load_clip(f"open_clip:tiny/{half}")
-
-
-@pytest.mark.parametrize(
-    ("name", "quick"),
-    [
-        ("ViT-B-32:openai", True),
-        ("ViT-B-32-quickgelu:laion400m_e32", True),
-        ("ViT-B-32:laion2b_s34b_b79k", False),
-    ],
-)
-def test_an_open_clip_tag_gets_the_activation_of_its_training(name: str, quick: bool, monkeypatch) -> None:
-    """No model is built here."""
-    import open_clip
-
-    requests: list[bool] = []
-    monkeypatch.setattr(open_clip, "create_model", lambda *_, quick_gelu, **__: requests.append(quick_gelu))
-    monkeypatch.setattr("diffclip.sources.open_clip.from_open_clip", lambda *_: None)
-    read_open_clip(name)
-    assert requests == [quick]
 
 
 def test_a_tag_decides_the_activation_and_the_preprocessing(tiny: Path, capsys) -> None:
