@@ -283,7 +283,7 @@ def scripted(file: Path) -> Path:
         (lambda d: (d / "folder").mkdir() or d / "folder", "neither model.safetensors nor checkpoint_best"),
         (
             lambda d: save_file({"a": torch.zeros(2)}, d / "a.safetensors") or d,
-            "it has a.safetensors, give one of these",
+            "give a.safetensors, or open_clip:local-dir:",
         ),
         (lambda d: scripted(d / "jit.pt"), "is a TorchScript archive, which holds code"),
         (lambda d: cut(published_file(tiny(), d / "cut.pt"), 0.6), "cut.pt"),
