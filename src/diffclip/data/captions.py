@@ -134,7 +134,7 @@ def _entries(content: Any, file: Path) -> Iterable[Any]:
     if isinstance(content, list):
         return content
     if isinstance(content, dict) and "annotations" not in content:
-        lists = [value for value in content.values() if _has_images(value)]
+        lists: list[list[Any]] = [value for value in content.values() if _has_images(value)]
         if len(lists) == 1:
             return lists[0]
         if not lists and all(_texts(value) is not None for value in content.values()):
