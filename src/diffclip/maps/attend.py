@@ -119,11 +119,12 @@ class _Reader:
         return tuple(output.detach().float().cpu() for output in outputs)
 
     def _relevance(self, images: Tensor) -> _Part:
-        view = {"methods": [self.method], "layers": self.layers, "head": self.head}
-        maps = image_relevances(self.model, images, self.texts, **view)[self.method]
+        found = image_relevances(
+            self.model, images, self.texts, methods=[self.method], layers=self.layers, head=self.head
+        )
         features = self.model.encode_image(images, normalize=True)
         spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
-        return maps, features @ self.texts.T, spoken[..., 1:-1].transpose(0, 1)
+        return found[self.method], features @ self.texts.T, spoken[..., 1:-1].transpose(0, 1)
 
     def _attention(self, images: Tensor) -> _Part:
         with recording(self.model, "visual", self.layers.start) as recorded:
