@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 import yaml
 from in_process import diffclip_command
 from tiny_study import RECIPE, STUDY
+
+from diffclip.study.job import Job, run_job
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +38,18 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.fixture
-def diffclip_study(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of the runs, which then need not import torch."""
+
+    def start(job: Job, gpu: str) -> SimpleNamespace:
+        process = forked.begin(job.beside("log"), run_job, str(job.beside("job.json")))
+        return SimpleNamespace(poll=lambda: process.exitcode, terminate=process.terminate, kill=process.kill)
+
+    monkeypatch.setattr("diffclip.study.executors._start_process", start)
+
+
+@pytest.fixture
+def diffclip_study(data: Path, tmp_path: Path) -> Callable[..., Any]:
     """Return a function that runs `diffclip study FILE …` on `data`, with runs and results in `tmp_path`."""
 
     def call(file: Path | str, *more: object) -> Any:

@@ -122,6 +122,7 @@ def test_wrong_spec_says_what_is_right(study_file: Callable[..., Path], changes:
         read_study(study_file(**{**FOLDS, **changes}))
 
 
+@pytest.mark.usefixtures("forked_jobs")
 def test_study_with_folds_measures_every_fold_and_the_chosen_rate(
     study_file, diffclip_study, tmp_path: Path
 ) -> None:

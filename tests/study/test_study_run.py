@@ -173,6 +173,7 @@ def test_runs_are_spread_over_the_visible_gpus(study_file, tmp_path: Path, monke
     assert (executor.live(), executor.free()) == (set(), 3)
 
 
+@pytest.mark.usefixtures("forked_jobs")
 @pytest.mark.parametrize("grace", [60.0, -1.0])
 def test_study_stops_or_kills_its_runs_after_its_minutes(
     grace: float, study_file, diffclip_study, monkeypatch
