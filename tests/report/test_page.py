@@ -178,8 +178,8 @@ def test_images_have_true_colors(tmp_path):
 
 
 def test_charts_of_values_have_every_arm_and_those_of_differences_say_which_are_unfinished(tmp_path):
-    levels = dict.fromkeys(("DiffCLIP@5e-4", "DiffCLIP@1e-3", "CLIP-gated", "CLIP@5e-4", "CLIP@1e-3"), 0.4)
-    study = write_study(tmp_path / "study", {**levels, "DiffCLIP": 0.4}, seeds=(0, 1))
+    names = ["CLIP@5e-4", "CLIP@1e-3", "DiffCLIP", "DiffCLIP@5e-4", "DiffCLIP@1e-3", "CLIP-gated", "other"]
+    study = write_study(tmp_path / "study", dict.fromkeys(names[::-1], 0.4), seeds=(0, 1))
     spec = yaml.safe_load((study / "spec.yaml").read_text())
     spec["models"]["arms"] = {
         "DiffCLIP": {"change": {}},
@@ -187,15 +187,15 @@ def test_charts_of_values_have_every_arm_and_those_of_differences_say_which_are_
         "CLIP-gated": {"change": {"lr": 1e-3}},
     }
     spec["models"] |= {"lr": [5e-4, 1e-3], "seeds": [0, 1, 2]}
-    spec["contrasts"], spec["endpoints"]["secondary"] = (
-        [["DiffCLIP", "CLIP"], ["CLIP-gated", "CLIP@1e-3"]],
-        [],
-    )
+    spec["contrasts"] = [["DiffCLIP", "CLIP"], ["CLIP-gated", "CLIP@1e-3"]]
+    spec["endpoints"]["secondary"] = []
     (study / "spec.yaml").write_text(yaml.safe_dump(spec))
     report = build_report(read_results([study]))
     values, arms = report.charts
     legend = [text.get_text() for text in values.figure.legends[0].get_texts()]
-    assert legend == ["CLIP@5e-4", "CLIP@1e-3", "DiffCLIP", "DiffCLIP@5e-4", "DiffCLIP@1e-3", "CLIP-gated"]
+    assert sorted(legend) == sorted(names)
+    assert legend[0].startswith("CLIP@")
+    assert report.table.frame["model"].tolist() == [*legend, "chance"]
     assert [label.get_text() for label in values.figure.axes[0].get_yticklabels()] == [
         "validation score,\nFlickr8k"
     ]

@@ -9,6 +9,7 @@ import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version
 from importlib.resources import files
@@ -93,6 +94,9 @@ def build_report(results: Results, paths: Sequence[str | Path] = (), title: str 
         charts.append(figures.values_chart(results, measures, "Values"))
         note = BRACKETS if results.has_several_seeds else f"{ONE_RUN} {BRACKETS}"
         table = tables.values_table(results, measures, "Values by measure (%)", note, "comparison")
+        # a row per model, so that no column is cut
+        if len(results.models) > max(tables.MAX_COLUMNS, len(measures)):
+            table = replace(table, frame=table.frame.set_index("task").T.reset_index(names="model"))
     arms_tables, family_tables = list[Table](), list[Table]()
     if len(arms) > 1 and is_tested(arms):
         heading = f"Arms: {arms['label'].iloc[0]}"

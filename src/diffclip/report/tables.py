@@ -33,7 +33,7 @@ BRACKETS = "In brackets: 95 % interval over the test items."
 WITH_MAPS = ("focus", "faithfulness")
 BY_MAP = ("auroc", "insertion_auc", "deletion_auc")
 """Measures of focus and faithfulness that a report shows map by map."""
-_MAX_COLUMNS = 6  # models side by side in a table of values
+MAX_COLUMNS = 6  # models side by side in a table of values
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def all_values(results: Results) -> list[Table]:
     tables = []
     for task, group in frame.groupby("task", sort=False):
         models = in_order(group["model"].unique())
-        for start in range(0, len(models), _MAX_COLUMNS):
-            part = group[group["model"].isin(models[start : start + _MAX_COLUMNS])]
+        for start in range(0, len(models), MAX_COLUMNS):
+            part = group[group["model"].isin(models[start : start + MAX_COLUMNS])]
             measures = list(part["measure"].unique())
             tables.append(values_table(Results(part), measures, str(task), BRACKETS, f"values_{task}"))
     return tables
