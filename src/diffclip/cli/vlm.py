@@ -131,8 +131,7 @@ def evaluate(
     check_writable(output)
     from diffclip.cli.evaluate_table import show_records
     from diffclip.evaluation.results_file import ResultsFile
-    from diffclip.vlm.evaluate import evaluate_models
-    from diffclip.vlm.pope import open_questions
+    from diffclip.vlm.pope import evaluate_models, open_questions
 
     questions, results = open_questions(data, images, blind=blind), ResultsFile(output)
     records = evaluate_models(models, questions, results, batch_size, pick_device(device), show_progress)

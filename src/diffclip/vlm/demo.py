@@ -27,9 +27,8 @@ from diffclip.scenes import write_scenes
 from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.write import write_questions
 from diffclip.training.logging import duration
-from diffclip.vlm.evaluate import evaluate_models
 from diffclip.vlm.language_model import make_language_model
-from diffclip.vlm.pope import open_questions
+from diffclip.vlm.pope import evaluate_models, open_questions
 from diffclip.vlm.scenes import STAGE_FILES, write_conversations
 from diffclip.vlm.settings import STAGES, read_vlm_recipe
 from diffclip.vlm.train import is_finished, train_stage
