@@ -125,7 +125,7 @@ def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model,
     options = ["--suite", "quick", "--data-root", root, "--skip-missing", "--draws", 2, "--output", output]
     table, stderr, error = suite_of(model_folder, other_model, *options)
     assert error == ""
-    assert "missing caltech101: diffclip data download caltech101" in stderr
+    assert "missing caltech101, diffclip data download caltech101" in stderr
     assert "text→image R@5" in stderr  # the metric of the table, while it goes on
     records = read_records(output)
     measured = [record for record in records if record.task not in ("six-tasks", "out-of-domain")]
@@ -200,7 +200,7 @@ def test_missing_sets_are_listed_before_any_evaluation(model_folder, root, tmp_p
     output = tmp_path / "quick.jsonl"
     _, stderr, error = suite_of(model_folder, "--suite", "quick", "--data-root", root, "--output", output)
     (line,) = stderr.splitlines()
-    assert line.startswith("diffclip: missing caltech101: diffclip data download")
+    assert line.startswith("diffclip: missing caltech101, diffclip data download")
     assert error.startswith(f"suite quick needs --data-root {root} with caltech101: run the commands printed")
     assert error.endswith("or add --skip-missing to go on without")
     assert list(tmp_path.glob("quick*")) == []
