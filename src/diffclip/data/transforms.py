@@ -42,9 +42,11 @@ class TrainTransform:
 
     def __call__(self, image: Tensor, seed: int) -> Tensor:
         top, left, height, width, mirrored = self.draw(seed, image.shape[1], image.shape[2])
-        view = image[:, top : top + height, left : left + width]
+        crop = image[:, top : top + height, left : left + width]
+        # with equal results, a copy in which a pixel's values are adjacent is resized faster than a view
+        crop = crop.permute(1, 2, 0).contiguous().permute(2, 0, 1)
         # Call the kernel directly: the dispatch by the input's type would add a tenth to its time.
-        result: Tensor = F.resize_image(view, [self.image_size] * 2, self._interpolation, antialias=True)
+        result: Tensor = F.resize_image(crop, [self.image_size] * 2, self._interpolation, antialias=True)
         return F.horizontal_flip_image(result) if mirrored else result
 
     def draw(self, seed: int, height: int, width: int) -> tuple[int, int, int, int, bool]:
