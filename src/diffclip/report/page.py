@@ -96,7 +96,8 @@ def build_report(results: Results, paths: Sequence[str | Path] = (), title: str 
         table = tables.values_table(results, measures, "Values by measure (%)", note, "comparison")
         # a row per model, so that no column is cut
         if len(results.models) > max(tables.MAX_COLUMNS, len(measures)):
-            table = replace(table, frame=table.frame.set_index("task").T.reset_index(names="model"))
+            by_model = table.frame.set_index("task").T.rename_axis(columns=None)
+            table = replace(table, frame=by_model.reset_index(names="model"))
     arms_tables, family_tables = list[Table](), list[Table]()
     if len(arms) > 1 and is_tested(arms):
         heading = f"Arms: {arms['label'].iloc[0]}"
