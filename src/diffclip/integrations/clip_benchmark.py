@@ -10,6 +10,7 @@ The command line accepts only model types that it knows when it reads its argume
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,6 +75,8 @@ def run_command(arguments: list[str]) -> None:
         sys.argv = before
     if chosen.which == "eval" and not any(word.startswith("--pretrained") for word in arguments):
         raise InputError("no model is given: diffclip benchmark eval --pretrained MODEL …")
+    # of its own number of workers, and of classes that no image was given
+    warnings.filterwarnings("ignore", r"This DataLoader will create|.* is ill-defined")
     try:
         if chosen.which == "build":
             cli.main_build(chosen)

@@ -35,7 +35,7 @@ from diffclip.vlm.train import is_finished, train_stage
 
 RECIPE = "vlm_scenes"
 _SIZE, _SEED = 64, 0
-_WHOLE = 2.7  # time of all parts over the time of the towers, on one core
+_WHOLE = 3.1  # time of all parts over the time of the towers, on one core
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DemoSettings:
     train: int = 6000
     val: int = 500
     test: int = 1000
-    questioned: int = 200
+    questioned: int = 100
     talked: int = 6000
     talks: int = 2
     language_steps: int = 800
