@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from diffclip.cli.console import say
 from diffclip.errors import InputError, require_report
+from diffclip.files import printable
 
 
 def report(
@@ -61,6 +63,8 @@ def report(
     Example: diffclip report experiments/study_cpu --markdown study_cpu.md
     """
     require_report()
+    if sys.stderr.isatty():
+        say(f"diffclip: reading {', '.join(printable(str(path)) for path in paths)}")
     from diffclip.training.run_folder import METRICS_FILE
 
     if all(target is None for target in (output, tables, figures, markdown)):
