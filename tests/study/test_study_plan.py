@@ -161,6 +161,30 @@ def test_adding_a_run_recomputes_the_averages_of_all_runs(tmp_path: Path) -> Non
     assert [(mean.seed, mean.of) for mean in averages] == [(n, ("flickr8k, val[500:]",)) for n in (0, 1)]
 
 
+def test_averages_do_not_depend_on_the_order_in_which_runs_end(tmp_path: Path) -> None:
+    fields = {
+        "task": "zero-shot",
+        "split": "test",
+        "count": 48,
+        "protocol": "",
+        "metric": "acc1",
+        "model": "CLIP",
+    }
+    fields |= {"low": None, "high": None}
+    tables = []
+    for order in ((0, 1), (1, 0)):
+        folder = tmp_path / str(order[0])
+        for n in order:
+            # their mean is 1/12, which has other digits if 7/96 is rounded before
+            sets = [{"dataset": "cifar10", "value": 7 / 96}, {"dataset": "caltech101", "value": 9 / 96}]
+            runs = [Record.model_validate(fields | own | {"seed": n, "weights": f"s{n}"}) for own in sets]
+            line = {"run": f"models/CLIP-s{n}", "arm": "CLIP", "seed": n, "group": "models"}
+            StudyFolder(folder).add(line, runs, {"run": line["run"]})
+        means = [record for record in read_records(folder / "results.csv") if record.task == "six-tasks"]
+        tables.append({(mean.seed, mean.dataset): mean.value for mean in means})
+    assert tables[0] == tables[1]
+
+
 def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip_study, tmp_path) -> None:
     file = study_file(sweep=None)
     ended = diffclip_study(file, "--workers", 2, "--dry-run")

@@ -150,6 +150,13 @@ def write_table(folder: Path, records: Iterable[Record]) -> None:
     write_text(folder / TABLE_FILE, table.getvalue())
 
 
+def as_in_table(record: Record) -> Record:
+    """Return the record with the numbers that `write_table` writes, so that what is computed from it does not depend on
+    whether it was in a table before."""
+    numbers = {name: float(_digits(value)) for name, value in record if isinstance(value, float)}
+    return record.model_copy(update=numbers)
+
+
 def _digits(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() else f"{value:.6g}"

@@ -18,7 +18,14 @@ import numpy as np
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import with_averages
 from diffclip.evaluation.family import Family
-from diffclip.evaluation.records import RESULTS_FILE, TABLE_FILE, Record, read_records, write_table
+from diffclip.evaluation.records import (
+    RESULTS_FILE,
+    TABLE_FILE,
+    Record,
+    as_in_table,
+    read_records,
+    write_table,
+)
 from diffclip.evaluation.verdicts import SPEC_FILE
 from diffclip.files import write_text
 from diffclip.study.rates import with_chosen_rates
@@ -88,7 +95,7 @@ class StudyFolder:
             file = self.path / TABLE_FILE
             saved = read_records(file) if file.is_file() else []
             saved = [record for record in saved if (record.model, record.seed) != (arm, seed)]
-            results = with_averages([*saved, *records])  # recompute all with this code
+            results = with_averages([*saved, *map(as_in_table, records)])  # recompute all with this code
             if self.study is not None:
                 finished = Counter(done["arm"] for done in {**self.runs, name: line}.values())
                 results = with_chosen_rates(results, self.study, finished)
