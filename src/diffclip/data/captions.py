@@ -108,18 +108,22 @@ def _rows(file: Path) -> Iterable[Row]:
     text = read_text(file)
     # the library datasets gives its JSON lines the ending .json
     if ending in _LINES or (ending == ".json" and re.match(r"\s*\{.*\}\s*\n\s*\{", text)):
-        lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-        return [(place, _json(line, f"{file}, {place}")) for place, line in lines]
+        return [(place, _json(line, f"{file}, {place}")) for place, line in _lines(text)]
     if ending == ".json":
         return [
             (f"entry {number}", row) for number, row in enumerate(_entries(_json(text, str(file)), file), 1)
         ]
     if _TOKEN.match(text):
-        lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
         return [
-            (place, match.groupdict() if (match := _TOKEN.match(line)) else line) for place, line in lines
+            (place, match.groupdict() if (match := _TOKEN.match(line)) else line)
+            for place, line in _lines(text)
         ]
     return _table(text, file)
+
+
+def _lines(text: str) -> list[Row]:
+    """Return the lines of a text that are not blank, with their numbers."""
+    return [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _json(text: str, source: str) -> Any:

@@ -132,8 +132,7 @@ class Setting(Generic[AnySet]):
     """A model, the set to measure it on, and the options.
 
     Attributes:
-        model, preprocess, tokenizer: as in `Loaded`. `run.lacking` has checked that the
-            model can do the task.
+        model, preprocess, tokenizer: as in `Loaded`. `run.lacking` has checked that the model can do the task.
         draw: seed of random draws: the episodes of few-shot, the images that a linear probe holds out if the set has
             no validation split, and the noise and the start of an attack.
         prompt: the text for an object with a mask, with `{c}` for its name; None: the set's own texts.

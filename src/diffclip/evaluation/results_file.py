@@ -1,8 +1,7 @@
 """A file of records that grows task by task, with a file beside it to compare by item and to resume from.
 
 Beside `results.jsonl`, `results.outcomes.npz` holds the outcome of each item (for paired comparisons of two trained
-models), and a stamp of what each finished task was measured on. Files are written completely or
-not at all.
+models), and a stamp of what each finished task was measured on. Files are written completely or not at all.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ from diffclip.training.recipe import Recipe
 SCENES = "scenes"
 """The folder below RUNS for the scenes that a study draws."""
 _MAX_PER_GPU = 14  # maximum of runs that share a GPU: a small model leaves most of it idle
-_CUDA_CONTEXT = int(
-    1.25 * 2**30
-)  # bytes beside the tensors of a process: an assumption, 0.7 to 1.5 GiB in practice
+# bytes beside the tensors of a process: an assumption, 0.7 to 1.5 GiB in practice
+_CUDA_CONTEXT = 5 * 2**28
 
 
 @dataclass(frozen=True)
