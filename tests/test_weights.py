@@ -355,6 +355,11 @@ def test_averaged_weights_are_taken_and_named(tmp_path: Path) -> None:
     torch.save(states, tmp_path / "both.pt")
     with pytest.warns(UserWarning, match="weights state_dict_ema are taken, not state_dict"):
         assert same(diffclip.load(tmp_path / "both.pt")[0], averaged)
+    # the averages of Adam are no weights
+    moments = {"model": plain.state_dict(), "optimizer": {"exp_avg": averaged.state_dict()}}
+    torch.save(moments, tmp_path / "adam.pt")
+    with pytest.warns(UserWarning, match=r"weights model are taken, not optimizer\.exp_avg"):
+        assert same(diffclip.load(tmp_path / "adam.pt")[0], plain)
     torch.save({"state": {"model_ema": averaged.state_dict()}}, tmp_path / "ema.pt")
     assert same(diffclip.load(tmp_path / "ema.pt")[0], averaged)
     parts = {

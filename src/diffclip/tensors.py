@@ -26,7 +26,7 @@ from torch import Tensor
 from diffclip.errors import InputError, say_once
 
 _USUAL_KEYS = ("state_dict", "model", "model_state_dict", "module", "net", "network", "weights")
-_AVERAGED = re.compile(r"(^|[._])(ema|swa|avg|averaged?)([._]|$)")
+_AVERAGED = re.compile(r"(^|(?<!exp)[._])(ema|swa|avg|averaged?)([._]|$)")
 _INNER = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 _OUTER = re.compile(r"^((module|model)\.)+")
 _SCALE = re.compile(r"(.+\.|)logit_scale")

@@ -86,13 +86,6 @@ def test_published_sets_are_found_by_name_or_named_with_their_commands(
     assert (base_of("imagenet-a"), base_of("dtd"), images_of("shapes3d")) == ("imagenet1k", None, "shapes3d")
 
 
-def test_sets_of_scaled_images_say_so(captioned: Path) -> None:
-    (captioned / "val" / "make-shards.json").write_text('{"edge": 80}')
-    assert "holds images of 80 px" in str(open_set(captioned, "val").faults[-1])
-    (captioned / "val" / "make-shards.json").write_text("{")
-    assert "make-shards.json cannot be read" in refusal(captioned, "val")
-
-
 def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path, monkeypatch) -> None:
     data = open_set(str(captioned), "val")
     assert (data.name, data.kind, len(data)) == ("images", "retrieval", 5)

@@ -47,11 +47,9 @@ def test_shards_expand_from_ranges_folders_files_and_patterns(tmp_path: Path) ->
         (tmp_path / name).touch()
     shards = [tmp_path / name for name in names]
     assert expand_shards(str(tmp_path)) == shards
-    assert expand_shards(tmp_path) == shards
     assert expand_shards(f"{tmp_path}/{{0..2}}.tar") == shards[:3]
     assert expand_shards(f"{tmp_path}/{{0,10}}.tar") == [shards[0], shards[3]]
     assert expand_shards(f"{tmp_path}/1*.tar") == [shards[1], shards[3]]
-    assert expand_shards([str(shards[2]), f"{tmp_path}/{{0..1}}.tar"]) == [shards[2], *shards[:2]]
     padded = expand_shards(f"{tmp_path}/a/{{008..010}}.tar")
     assert [path.name for path in padded] == ["008.tar", "009.tar", "010.tar"]
     assert expand_shards(f"{tmp_path}/{{a,}}") == [*padded, *shards]
@@ -66,13 +64,12 @@ def test_bad_shard_names_raise_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "above" / "train" / "0.tar").touch()
     for spec, words in (
         ("", "does not exist"),
-        ([], "no shards given"),
         (f"{tmp_path}/{{0..3}}.tar", f"1.tar does not exist, one of 3 missing in {tmp_path}/{{0..3}}.tar"),
         (f"{tmp_path}/x*.tar", "does not exist"),
         (f"{tmp_path}/{{0..3.tar", "unpaired braces"),
-        (tmp_path / "empty", "no .tar shards in folder"),
-        (tmp_path / "packed", "it has 0.tar.gz, unpack it to a .tar"),
-        (tmp_path / "above", f"its folder train has some, give {tmp_path}/above/train"),
+        (f"{tmp_path}/empty", "no .tar shards in folder"),
+        (f"{tmp_path}/packed", "it has 0.tar.gz, unpack it to a .tar"),
+        (f"{tmp_path}/above", f"its folder train has some, give {tmp_path}/above/train"),
         ("pipe:aws s3 cp s3://b/0.tar -", "commands are not run, give the address that it reads"),
     ):
         with pytest.raises(InputError) as raised:

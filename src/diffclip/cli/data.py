@@ -16,7 +16,7 @@ from diffclip.cli.console import Processes, print_table, say_skipped, show_progr
 from diffclip.data.download import CAPTION_SETS, CaptionSet, fetch, img2dataset_command, prepare_list
 from diffclip.data.published_sets import HUB, PUBLISHED, command_for, is_there, published_folder
 from diffclip.errors import DiffCLIPError, InputError, unknown_name
-from diffclip.files import check_writable, cores, printable, write_text
+from diffclip.files import check_new, check_writable, cores, printable, write_text
 
 if TYPE_CHECKING:
     from diffclip.data.check import Check, Spread
@@ -55,7 +55,7 @@ def make_scenes(
 @data.command("make-shards")
 def make_shards(
     source: Annotated[Path, typer.Argument(help="Folder of images, at any depth.")],
-    folder: Annotated[Path, typer.Argument(help="Folder of the shards; finished shards are reused.")],
+    folder: Annotated[Path, typer.Argument(help="New folder of the shards.")],
     captions: Annotated[
         Path | None,
         typer.Option(
@@ -76,13 +76,16 @@ def make_shards(
 
     Example: diffclip data make-shards photos shards --captions photos/captions.csv
 
-    After a stop the same command continues. Images that are missing, broken or without captions are left out and named.
+    FOLDER appears when all its shards are complete. Images that are missing, broken or without captions are left
+    out and named.
     """
     from diffclip.data.captions import read_captions
     from diffclip.data.make_shards import find_captions
     from diffclip.data.make_shards import make_shards as make
 
     files = {"": captions} if captions else find_captions(source)
+    for split in files:
+        check_new(folder / split)
     split_captions = {split: read_captions(file) for split, file in files.items()}
     for split, (texts, faults) in split_captions.items():
         target = folder / split

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,22 +101,23 @@ def prepare_list(name: str, folder: Path) -> Path:
             download_url_to_file(entry.address, str(source))
     url = entry.columns.index("url")
     # split only at \n: a caption may contain other characters that Python takes for the end of a line
-    with source.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        rows = ([" ".join(cell.replace("\0", "").split()) for cell in line.split("\t")] for line in lines)
-        usable = (
-            row for row in rows if len(row) == 2 and row[url].lower().startswith("http") and row[1 - url]
-        )
-        first = next(usable, None)
-        if first is None:
-            line = "holds no line with an address and a caption"
-            raise InputError(f"{source} {line}: remove it and start again")
-        with (
-            write_atomically(cleaned) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
-            # the writer escapes quotes: otherwise a quote in a caption would swallow the text after it
-            writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-            writer.writerows(chain([entry.columns, first], usable))
+    with (
+        source.open(encoding="utf-8", errors="replace", newline="\n") as lines,
+        write_atomically(cleaned) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
+        # the writer escapes quotes: otherwise a quote in a caption would swallow the text after it
+        writer, count = csv.writer(file, delimiter="\t", lineterminator="\n"), 0
+        writer.writerow(entry.columns)
+        for line in lines:
+            row = [" ".join(cell.replace("\0", "").split()) for cell in line.split("\t")]
+            if len(row) == 2 and row[url].lower().startswith("http") and row[1 - url]:
+                writer.writerow(row)
+                count += 1
+        if not count:
+            raise InputError(
+                f"{source} holds no line with an address and a caption: remove it and start again"
+            )
     return cleaned
 
 

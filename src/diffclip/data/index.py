@@ -34,7 +34,6 @@ INDEX_FOLDER = "diffclip-index"
 BLOCK = 512
 # Limit for the zeros after the last member: GNU tar pads to 10 KiB, or to the size that `-b` sets.
 _PADDING = 1 << 20
-_CUT = "is cut short or broken"
 _NO_TAR = "is not a tar: make shards of images and captions with diffclip data make-shards"
 # How a compressed file begins, and the program that unpacks it.
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
@@ -87,17 +86,22 @@ def stamp(path: Path) -> str:
 
 def scan(path: Path) -> Index:
     """Read the headers of the tar at `path`, seeking over the contents."""
-    mark, entries, unread = stamp(path), list[Entry](), list[str]()
+    mark, entries, unread, fault = stamp(path), list[Entry](), list[str](), None
+    length, broken_at = 0, None
     try:
         with path.open("rb") as file:
-            fault = _read_headers(file, path.stat().st_size, entries, unread)
+            length = os.fstat(file.fileno()).st_size
+            broken_at = _read_headers(file, length, entries, unread)
+    except InputError as error:
+        fault = str(error)
     except OSError as error:
         entries, unread, fault = [], [], f"cannot be read ({error.strerror or error})"
     samples, repeated = group_members(entries)
-    if entries and not samples:
-        fault = fault or f"has no file that is named KEY.ENDING, the first is {entries[0][0]!r}"
-    if fault and fault.startswith(_CUT):
-        fault = f"{fault}, {len(samples)} sample{'s' * (len(samples) != 1)} before it kept"
+    if broken_at is not None:
+        kept = f"{len(samples)} sample{'s' * (len(samples) != 1)} before it kept"
+        fault = f"is cut short or broken at byte {broken_at} of {length}, {kept}"
+    elif entries and not samples:
+        fault = f"has no file that is named KEY.ENDING, the first is {entries[0][0]!r}"
     notes = [f"holds {len(repeated)} keys more than once, the first: {repeated[0]!r}"] if repeated else []
     if unread:
         which = f"{len(unread)} links or sparse files, which are not read"
@@ -116,18 +120,19 @@ def scan(path: Path) -> Index:
     return Index(path, header, rows, np.array(positions, np.uint32).reshape(-1, 2))
 
 
-def _read_headers(file: IO[bytes], length: int, entries: list[Entry], unread: list[str]) -> str | None:
-    """Read the headers of a tar of `length` bytes up to the first broken one; return its fault or None. Add files to
-    `entries`, and the names of links and sparse files to `unread`."""
+def _read_headers(file: IO[bytes], length: int, entries: list[Entry], unread: list[str]) -> int | None:
+    """Read the headers of a tar of `length` bytes up to the first broken one; return its position or None. Add files to
+    `entries`, and the names of links and sparse files to `unread`. Raise `InputError` for a file of another kind."""
     if not length:
-        return "is empty (0 bytes)"
+        raise InputError("is empty (0 bytes)")
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except tarfile.ReadError:
         file.seek(0)
         magic = file.read(5)
         programs = (program for start, program in _COMPRESSED.items() if magic.startswith(start))
-        return next((f"is compressed: unpack it with {program}" for program in programs), _NO_TAR)
+        reason = next((f"is compressed: unpack it with {program}" for program in programs), _NO_TAR)
+        raise InputError(reason) from None
     whole = False
     # tarfile raises these errors for a damaged header
     with suppress(tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError):
@@ -149,7 +154,7 @@ def _read_headers(file: IO[bytes], length: int, entries: list[Entry], unread: li
     end = file.read(_PADDING + 1)
     if whole and BLOCK <= len(end) <= _PADDING and not end.strip(b"\0"):
         return None
-    return f"{_CUT} at byte {position} of {length}"
+    return position
 
 
 def write_index(file: Path, index: Index) -> None:
@@ -188,7 +193,7 @@ def index_files(path: Path) -> tuple[Path, Path]:
 def cached_index(url: str) -> Path:
     """Return the place in the user's cache folder of the index of a shard; `url` is the shard's path or address."""
     key = hashlib.sha256(os.fsencode(url)).hexdigest()[:20]
-    return cache_folder() / "indexes" / key[:2] / f"{key}.index"
+    return cache_folder() / f"indexes/{key[:2]}/{key}.index"
 
 
 def open_index(path: Path) -> Index:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import re
@@ -10,19 +9,18 @@ import sys
 import tarfile
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from diffclip.data.captions import SUFFIXES_OF_CAPTIONS, CaptionsByImage
 from diffclip.data.images import IMAGE, encode, image_files, read_image
-from diffclip.data.shards import MANIFEST, add_member
+from diffclip.data.shards import add_member
 from diffclip.data.workers import Progress, map_processes
-from diffclip.errors import Fault, InputError, explain_errors, sample_fault
-from diffclip.files import digest_of, write_atomically, write_text
+from diffclip.errors import Fault, InputError, sample_fault
+from diffclip.files import explain_disk_errors, write_atomically, write_text
 
 SAMPLES = 1000
 """Number of samples per shard."""
@@ -34,14 +32,13 @@ _QUALITY = 95
 ShardJob = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
 
 
-@dataclass
-class Made:
-    """The counts of one folder of shards, and the faults of the images that were left out."""
+class Made(NamedTuple):
+    """The counts of some shards, and the faults of the images that were left out."""
 
     shards: int
-    samples: int = 0
-    captions: int = 0
-    faults: list[Fault] = field(default_factory=list)
+    samples: int
+    captions: int
+    faults: list[Fault]
 
 
 def find_captions(source: Path) -> dict[str, Path]:
@@ -86,8 +83,8 @@ def make_shards(
 ) -> Made:
     """Write the images below `source` that `captions` names into shards, in random order.
 
-    A shard appears only when it is complete, and an existing shard is not made again. Scaled images, and files of a
-    type that is not in `IMAGE`, become JPEG. Images that are missing, broken or without captions are faults of `Made`.
+    `folder`, which must not exist or be empty, appears when all shards are complete. Scaled images, and files of a type
+    that is not in `IMAGE`, become JPEG. Images that are missing, broken or without captions are faults of `Made`.
 
     Args:
         captions: captions by image: the end of its path, with or without the extension. An end that two images have
@@ -96,49 +93,37 @@ def make_shards(
         advance: called with "images", the number done since the last call, and the total.
 
     Raises:
-        InputError: no image is found, or `folder` holds other shards: of other settings, images, captions or origin.
+        InputError: no image is found, or `folder` cannot be written.
     """
     uncaptioned = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
     captions = {name: texts for name, texts in captions.items() if texts}
     found, missing = _find_files(source, captions)
+    if not found:
+        none = f"none of {len(captions)} images is in {source} (first: {missing[0]})"
+        raise InputError(f"{none}: check the folder and the names")
     texts_of: dict[Path, list[str]] = {}
     name_of: dict[Path, str] = {}
     for name, path in found.items():  # one image may have two names, such as `a.jpg` and `./a.jpg`
         texts_of.setdefault(path, []).extend(captions[name])
         name_of.setdefault(path, name)
-    digest = digest_of([[name, texts_of[path]] for path, name in name_of.items()])
-    settings = {"source": str(source.resolve()), "edge": edge, "captions": digest}
-    manifest = folder / MANIFEST
-    if manifest.exists():
-        with explain_errors(f"{manifest} cannot be read", "choose another folder"):
-            saved = json.loads(manifest.read_text("utf-8"))
-        if saved != settings:
-            other = "holds shards of other settings, images or captions"
-            raise InputError(f"{folder} {other}: remove it or choose another folder")
-    elif any(folder.glob("*.tar")):
-        raise InputError(f"{folder} holds shards already: choose another folder")
-    if not found:
-        none = f"none of {len(captions)} images is in {source} (first: {missing[0]})"
-        raise InputError(f"{none}: check the folder and the names")
-    write_text(manifest, json.dumps(settings))
-    for leftover in folder.glob(f".{'[0-9a-f]' * 8}.tmp"):  # left by a call that was killed
-        leftover.unlink()
     paths, samples = list(texts_of), []
     for number, i in enumerate(np.random.default_rng(0).permutation(len(paths)).tolist()):
         stem = re.sub(r"[^A-Za-z0-9-]", "_", Path(name_of[paths[i]]).stem)
         samples.append((f"{number:07d}_{stem}", paths[i], texts_of[paths[i]]))
-    jobs = [
-        (folder / f"{number}.tar", samples[start : start + SAMPLES], edge)
-        for number, start in enumerate(range(0, len(samples), SAMPLES))
-    ]
-    made = Made(len(jobs), faults=missing + uncaptioned)
-    for counts in map_processes(_write_shard, jobs, workers if len(jobs) > 1 else 0):
-        made.samples += counts["samples"]
-        made.captions += counts["captions"]
-        made.faults += [Fault(name, reason) for name, reason in counts["faults"]]
-        advance("images", counts["samples"] + len(counts["faults"]), len(samples))
-    write_text(folder / "nshards.txt", f"{len(jobs)}\n")
-    return made
+    parts: list[Made] = []
+    with write_atomically(folder) as temporary:
+        temporary.mkdir()
+        jobs = [
+            (temporary / f"{number}.tar", samples[start : start + SAMPLES], edge)
+            for number, start in enumerate(range(0, len(samples), SAMPLES))
+        ]
+        for part in map_processes(_write_shard, jobs, workers if len(jobs) > 1 else 0):
+            parts.append(part)
+            advance("images", part.samples + len(part.faults), len(samples))
+        write_text(temporary / "nshards.txt", f"{len(jobs)}\n")
+    faults = [fault for part in parts for fault in part.faults]
+    counts = [sum(part[column] for part in parts) for column in range(3)]
+    return Made(*counts, missing + uncaptioned + faults)
 
 
 def _find_files(source: Path, captions: CaptionsByImage) -> tuple[dict[str, Path], list[Fault]]:
@@ -183,27 +168,22 @@ def _normal(name: str) -> str:
     return posixpath.normpath(unicodedata.normalize("NFC", name).replace("\\", "/"))
 
 
-def _write_shard(job: ShardJob) -> dict[str, Any]:
-    """Write one shard, and its counts beside it, unless both exist; return the counts. May run in another process."""
+def _write_shard(job: ShardJob) -> Made:
+    """Write one shard. May run in another process."""
     target, samples, edge = job
-    counts_file = target.with_suffix(".json")
-    if target.exists() and counts_file.exists():
-        saved: dict[str, Any] = json.loads(counts_file.read_text("utf-8"))
-        return saved
-    counts: dict[str, Any] = {"samples": 0, "captions": 0, "faults": []}
-    with write_atomically(target) as temporary, tarfile.open(temporary, "w") as tar:
+    count, captions, faults = 0, 0, []
+    with explain_disk_errors(target), tarfile.open(target, "w") as tar:
         for key, path, texts in samples:
             try:
                 extension, content = _image(path, edge)
             except (InputError, OSError) as error:
-                counts["faults"].append((str(path), sample_fault(str(path), error).reason))
+                faults.append(sample_fault(str(path), error))
                 continue
             add_member(tar, f"{key}.{extension}", content)
             add_member(tar, f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))
-            counts["samples"] += 1
-            counts["captions"] += len(texts)
-    write_text(counts_file, json.dumps(counts))
-    return counts
+            count += 1
+            captions += len(texts)
+    return Made(1, count, captions, faults)
 
 
 def _image(path: Path, edge: int | None) -> tuple[str, bytes]:

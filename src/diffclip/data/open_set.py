@@ -6,7 +6,6 @@ with `SPLIT/nshards.txt`, `classnames.txt`, `zeroshot_classification_templates.t
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,9 +27,9 @@ from diffclip.data.published_sets import (
     parts_of,
     set_folder,
 )
-from diffclip.data.shards import MANIFEST, tar_files
+from diffclip.data.shards import tar_files
 from diffclip.data.tar_set import TarSet
-from diffclip.errors import Fault, InputError, explain_errors
+from diffclip.errors import Fault, InputError
 from diffclip.files import read_text
 
 _TEMPLATES, _DEFAULT_TEMPLATE = "zeroshot_classification_templates.txt", "a photo of a {c}"
@@ -99,19 +98,11 @@ def _read(name: str, split: str, folder: Path, kind: Kind | None) -> EvaluationS
     if kind is None and set_kind == "classification":
         set_kind = _kind_of_samples(folder, shards)
     if set_kind == "retrieval":
-        data = caption_set(name, split, list(map(str, shards)))
-    elif set_kind == "masks":
+        return caption_set(name, split, list(map(str, shards)))
+    if set_kind == "masks":
         classnames, template = _lines(folder / "classnames.txt"), _templates(folder)[0]
-        data = masked_set(name, split, _tars(shards, "mask", MASK), classnames, template)
-    else:
-        data = _open_classes(name, split, set_kind, shards, folder)
-    manifest = folder / split / MANIFEST
-    if manifest.exists():
-        with explain_errors(f"{manifest} cannot be read", "make the shards again, in another folder"):
-            edge = json.loads(manifest.read_text("utf-8"))["edge"]
-        if edge:
-            _note(data, folder / split, f"holds images of {edge} px, from make-shards --edge")
-    return data
+        return masked_set(name, split, _tars(shards, "mask", MASK), classnames, template)
+    return _open_classes(name, split, set_kind, shards, folder)
 
 
 def _open_classes(name: str, split: str, kind: Kind, shards: list[Path], folder: Path) -> EvaluationSet:

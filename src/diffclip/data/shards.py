@@ -7,7 +7,6 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from braceexpand import braceexpand
@@ -15,8 +14,6 @@ from braceexpand import braceexpand
 from diffclip.errors import InputError
 
 SEVERAL = "several are a list in a recipe, '[first, second]', or words"
-MANIFEST = "make-shards.json"
-"""The file that `diffclip data make-shards` writes first. The last file is nshards.txt."""
 _PACKED = re.compile(r"\.(tar\.\w+|tgz|tbz2?|txz|zip)$")
 
 
@@ -28,42 +25,33 @@ def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def expand_shards(spec: str | Path | Sequence[str | Path]) -> list[Path]:
+def expand_shards(spec: str) -> list[Path]:
     """List the shard files that `spec` names.
 
     Args:
         spec: a file, a folder (all its *.tar in natural order: 2.tar before 10.tar), a brace range such as
-            `train/{000..127}.tar`, a pattern with `*`, or several of these.
+            `train/{000..127}.tar`, or a pattern with `*`.
 
     Raises:
-        InputError: `spec` is empty, a file does not exist, or a folder or pattern has no shards.
+        InputError: a file does not exist, or a folder or pattern has no shards.
     """
-    shards: list[Path] = []
-    for entry in [spec] if isinstance(spec, str | Path) else spec:
-        text = os.path.expanduser(str(entry))
-        names = [text] if os.path.exists(text) else expand_braces(text)
-        matches = {name: [name] if os.path.exists(name) else glob.glob(name) for name in names}
-        missing = [name for name, paths in matches.items() if not paths]
-        if missing:
-            which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
-            advice = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
-            if missing[0].startswith("pipe:"):
-                advice = "commands are not run, give the address that it reads, such as s3://… or https://…"
-            elif "," in missing[0]:
-                advice = SEVERAL
-            raise InputError(f"{missing[0]} does not exist{which}: {advice}")
-        for paths in matches.values():
-            for path in sorted(map(Path, sorted(paths)), key=natural_key):
-                shards += tar_files(path) if path.is_dir() else [path]
-    if not shards:
-        raise InputError("no shards given: name .tar files, a folder of them or a range '{0..9}.tar'")
-    return shards
+    text = os.path.expanduser(spec)
+    names = [text] if os.path.exists(text) else expand_braces(text)
+    matches = {name: [name] if os.path.exists(name) else glob.glob(name) for name in names}
+    if missing := [name for name, paths in matches.items() if not paths]:
+        which = f", one of {len(missing)} missing in {text}" if len(names) > 1 else ""
+        advice = "give a folder of .tar shards (`diffclip data make-shards` makes one)"
+        if missing[0].startswith("pipe:"):
+            advice = "commands are not run, give the address that it reads, such as s3://… or https://…"
+        elif "," in missing[0]:
+            advice = SEVERAL
+        raise InputError(f"{missing[0]} does not exist{which}: {advice}")
+    found = [path for paths in matches.values() for path in sorted(map(Path, sorted(paths)), key=natural_key)]
+    return [shard for path in found for shard in (tar_files(path) if path.is_dir() else [path])]
 
 
 def tar_files(folder: Path) -> list[Path]:
-    """List all *.tar of `folder` in natural order. Raise `InputError` if there is none, or not yet all of them."""
-    if (folder / MANIFEST).exists() and not (folder / "nshards.txt").exists():
-        raise InputError(f"{folder} is not whole: run the same diffclip data make-shards again")
+    """List all *.tar of `folder` in natural order. Raise `InputError` if there is none."""
     files = [path for path in folder.iterdir() if not path.name.startswith(".")]
     if tars := [path for path in files if path.suffix == ".tar"]:
         return sorted(tars, key=natural_key)
