@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,9 @@ from made_sets import write_shard_of
 
 from diffclip.cli.data import download
 from diffclip.data.download import CAPTION_SETS, fetch
+from diffclip.data.open_set import open_set
+from diffclip.data.pairs import PairKeys
+from diffclip.data.tar_set import TarSet
 from diffclip.errors import DiffCLIPError, InputError
 
 PROGRAM = """#!{python}
@@ -104,53 +106,39 @@ def test_a_set_without_a_repository_and_a_folder_in_the_way_are_refused(tmp_path
         fetch("clip-benchmark/wds_flickr8k", tmp_path / "flickr8k")
 
 
-def test_whole_shards_come_from_the_hub_and_train_from_there(tmp_path: Path) -> None:
+def test_whole_shards_come_from_the_hub_and_train_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     repository = tmp_path / "hub" / "pixparse" / "cc3m-wds"
+    pair = {"jpg": b"an image", "txt": b"a text"}
     for number in range(2):
-        write_shard_of(
-            repository / f"cc3m-train-000{number}.tar", [(number, {"jpg": b"an image", "txt": b"a text"})]
-        )
-    write_shard_of(repository / "cc3m-validation-0000.tar", [(2, {"jpg": b"an image", "txt": b"a text"})])
+        write_shard_of(repository / f"cc3m-train-000{number}.tar", [(number, pair)])
+    write_shard_of(repository / "cc3m-validation-0000.tar", [(2, pair)])
     other = tmp_path / "hub" / "clip-benchmark" / "wds_vtab-dtd"
     for split in ("train", "test", "default"):
         write_shard_of(other / split / "0.tar", [(0, {"jpg": b"an image", "cls": b"1"})])
         (other / split / "nshards.txt").write_text("1")
     (other / "classnames.txt").write_text("banded\nstriped")
     sets = tmp_path / "sets"
-    program = (
-        "from pathlib import Path\n"
-        "from diffclip.cli.data import download\n"
-        "from diffclip.data.tar_set import TarSet\n"
-        "from diffclip.data.pairs import PairKeys\n"
-        "from diffclip.data.open_set import open_set\n"
-        f"download(['cc3m', 'dtd'], Path({str(sets)!r}), False)\n"
-        f"(Path({str(sets)!r}) / 'cc3m/train/cc3m-train-0001.tar').unlink()\n"
-        f"download(['cc3m'], Path({str(sets)!r}), False)\n"
-        "tars = TarSet('hf://datasets/pixparse/cc3m-wds/*train*.tar', PairKeys().members())\n"
-        f"data = open_set('dtd', 'test', {str(sets)!r})\n"
-        "print(data.labels, data.beside('train').classnames, data.beside('default'))\n"
-        "print([tars[i].read('txt') for i in range(len(tars))])\n"
-    )
     with served_hub(tmp_path / "hub") as (endpoint, fetched):
-        variables = {
-            "HF_ENDPOINT": endpoint,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HOME": str(tmp_path / "home"),
-            "NO_PROXY": "127.0.0.1",
-        }
-        ended = subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        # of HF_ENDPOINT and HF_HUB_OFFLINE, which the client reads when it is imported
+        file = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", file)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        download(["cc3m", "dtd"], sets)
+        lines = capsys.readouterr().out.splitlines()
+        (sets / "cc3m/train/cc3m-train-0001.tar").unlink()
+        download(["cc3m"], sets)
+        tars = TarSet("hf://datasets/pixparse/cc3m-wds/*train*.tar", PairKeys().members())
+        assert [tars[i].read("txt") for i in range(len(tars))] == [{"txt": b"a text"}] * 2
     assert lines[1].endswith("has 2,905,954 pairs (88%) in whole shards")
     assert lines[2] == f"{sets}/cc3m/train has 2 pairs, 0% of the published list."
-    assert lines[-2] == "[1] ['banded', 'striped'] None"
-    assert lines[-1] == "[{'txt': b'a text'}, {'txt': b'a text'}]"
     assert sorted(name for name in fetched if name.startswith("cc3m")) == [
         f"cc3m-train-000{number}.tar whole" for number in (0, 0, 1, 1, 1)
     ]
+    data = open_set("dtd", "test", sets)
+    train = data.beside("train")
+    assert train is not None
+    assert (data.labels, train.classnames, data.beside("default")) == ([1], ["banded", "striped"], None)

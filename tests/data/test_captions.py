@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -110,6 +111,16 @@ def test_parquet_and_folders_of_datasets_are_read(tmp_path: Path, kind: str) -> 
         ):
             stream.write_table(table)
     assert read_captions(file).captions == WANTED
+    if kind == "folder":  # a copy that datasets keeps, and the names of the hub's files
+        shutil.copy(target, file / "cache-0123456789abcdef.arrow")
+        assert read_captions(file).captions == WANTED
+        shutil.copy(target, file / "test-00000-of-00001.arrow")
+        with pytest.raises(InputError, match="holds the splits data, test: give a file of each"):
+            read_captions(file)
+    marked = pyarrow.table({"image": ["a.jpg", "b.jpg"], "text": ["one", "two"], "split": [0, 1]})
+    parquet.write_table(marked, tmp_path / "marked.parquet")
+    with pytest.raises(InputError, match="holds the splits 0, 1"):
+        read_captions(tmp_path / "marked.parquet")
     nameless = pyarrow.table({"image": [{"bytes": b"x", "path": None}], "text": ["a dog"]})
     parquet.write_table(nameless, tmp_path / "x.parquet")
     with pytest.raises(InputError, match="has no names of images"):

@@ -29,6 +29,7 @@ _CAPTION = (
     *("caption", "captions", "text", "sentence", "sentences", "comment", "description", "title", "raw"),
     *("alt_text", "prompt"),
 )
+_PART = re.compile(r"(.+)-\d+-of-\d+\.")  # a file of a split, such as `train-00000-of-00002.parquet`
 _TOKEN = re.compile(r"(?P<image>[^\t]+)#\d+\t(?P<caption>.*)")
 
 Row = tuple[str, Any]
@@ -71,7 +72,7 @@ def read_captions(file: Path) -> CaptionFile:
             raise InputError(f"{file}: {reason}")
         if not isinstance(name, str | int):
             raise InputError(f"{file}: an image is {name!r:.80}: give the name of its file")
-        if row.get("split"):
+        if row.get("split") not in (None, ""):
             splits[str(row["split"])] = None
         cleaned = (" ".join(text.split()) for text in texts)
         captions.setdefault(str(name).strip(), []).extend(text for text in cleaned if text)
@@ -204,7 +205,8 @@ def _arrow(file: Path) -> Iterator[Row]:
         ) from None
     files = [file]
     if file.is_dir():
-        files = sorted(path for path in file.iterdir() if path.suffix in _ARROW)
+        arrow = sorted(path for path in file.iterdir() if path.suffix in _ARROW)
+        files = [path for path in arrow if not path.name.startswith("cache-")]  # copies of datasets' own
         if not files:
             folders = ", ".join(sorted(path.name for path in file.iterdir() if path.is_dir())) or "none in it"
             raise InputError(f"{file} has no .arrow or .parquet file: name a split's folder ({folders})")
@@ -219,13 +221,15 @@ def _arrow(file: Path) -> Iterator[Row]:
             schema = source.schema_arrow if is_parquet else source.schema
             image, caption = _required_columns(schema.names, file)
             is_inside = pyarrow.types.is_struct(schema.field(image).type)
-            columns = [f"{image}.path" if is_inside else image, caption]
+            has_splits = "split" in schema.names
+            columns = [f"{image}.path" if is_inside else image, caption, *["split"] * has_splits]
             table = source.read(columns) if is_parquet else source.read_all()
             names = compute.struct_field(table[image], "path") if is_inside else table[image]
-            for number, (name, texts) in enumerate(
-                zip(names.to_pylist(), table[caption].to_pylist(), strict=True)
-            ):
-                yield f"row {number}", {"image": name, "caption": texts}
+            part = _PART.match(path.name)
+            splits = table["split"].to_pylist() if has_splits else [part and part[1]] * len(table)
+            rows = zip(names.to_pylist(), table[caption].to_pylist(), splits, strict=True)
+            for number, row in enumerate(rows):
+                yield f"row {number}", dict(zip(("image", "caption", "split"), row, strict=True))
 
 
 def _column(names: Iterable[str], usual: tuple[str, ...]) -> str | None:

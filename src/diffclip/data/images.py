@@ -37,10 +37,11 @@ _ADDED = (
     ("HEIF", "pillow-heif", ("pillow_heif", "pi_heif"), re.compile(rb"(?s)....ftyp(hei|hev|mif|msf)")),
     ("JXL", "pillow-jxl-plugin", ("pillow_jxl",), re.compile(rb"(?s)\xff\x0a|....JXL ")),
 )
-_MORE_ENDINGS = ("jpe", "jfif", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
+_MORE_ENDINGS = ("jpe", "jfif", "mpo", "apng", "dib", "jp2", "j2k", "ppm", "pgm", "pbm", "pnm", "qoi", "psd")
 _NOT_READ = (
-    *("hif", "cr2", "cr3", "nef", "arw", "dng", "orf", "rw2", "raf", "svg", "eps", "ico", "icns", "tga"),
-    *("exr", "hdr", "dds", "pcx", "xcf", "jxr", "jpf", "jpx", "j2c"),
+    *("hif", "heics", "avifs", "cr2", "cr3", "nef", "arw", "sr2", "srw", "pef", "dng", "orf", "rw2", "raf"),
+    *("svg", "eps", "ico", "icns", "tga", "exr", "hdr", "dds", "pcx", "xcf", "psb", "jxr", "jpf", "jpx"),
+    *("j2c", "3fr"),
 )
 SUFFIXES = tuple(f".{ending}" for ending in (*IMAGE, *_MORE_ENDINGS, *_NOT_READ))
 """The endings of image files in folders, also of those that cannot be read, so that they are counted and named."""
