@@ -111,7 +111,7 @@ BARE := PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m
 bench-gpu:
 	DEVICE=$(DEVICE) PYTHON=$(PYTHON) benchmarks/gpu.sh $(PART) $(OUT)
 
-# A call stops after MINUTES (without it, at the end) and writes OUT/study.tgz; the next call goes on from it:
+# A call stops after MINUTES, with code 75 (without it, at the end), and writes OUT/study.tgz; the next call goes on from it:
 # make study-gpu PYTHON=python3 DATA=… OUT=… DONE=OUT/study.tgz.
 # SET='scenes.distractors=4' changes the study; each such study needs an OUT and RUNS of its own. Checkpoints are in RUNS.
 STUDY ?= study_b_gpu
@@ -119,8 +119,8 @@ RUNS ?= /tmp/diffclip-study
 study-gpu:
 	mkdir -p $(OUT)/results
 	$(if $(DONE),tar -xzf $(DONE) -C $(OUT)/results)
-	$(BARE) diffclip.cli study $(STUDY) $(SET) --data $(DATA) --device $(DEVICE) $(if $(MINUTES),--minutes $(MINUTES)) \
-		--runs $(RUNS)/$(basename $(notdir $(STUDY))) --output $(OUT)/results/$(basename $(notdir $(STUDY))); \
+	$(if $(MINUTES),timeout --preserve-status $(MINUTES)m env) $(BARE) diffclip.cli study $(STUDY) $(SET) --data $(DATA) \
+		--device $(DEVICE) --runs $(RUNS)/$(basename $(notdir $(STUDY))) --output $(OUT)/results/$(basename $(notdir $(STUDY))); \
 		code=$$?; tar -czf $(OUT)/study.tgz -C $(OUT)/results . && exit $$code
 
 # Tables and figures of the experiments' pages from their results.csv; lint tells if that changes a file.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
+import os
 import re
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ _USER = re.compile(r"(?<=://)[^\s/'\"\\]+@")
 _QUERY = re.compile(r"(://[^\s?'\"\\]*)\?[^\s'\"\\]+")
 
 _NAMED_FAULTS = 4  # in a message
+_TYPES = ("str", "int", "float", "bool")
 # our words for the faults that pydantic finds, by its type of error
 _FAULTS = {
     "literal_error": "choose {expected}",
@@ -33,6 +36,9 @@ _FAULTS = {
     **dict.fromkeys(("list_type", "tuple_type"), "{value!r} is not a list: write [{value}]"),
     **dict.fromkeys(("dict_type", "model_type"), "{value!r} has no keys"),
     "finite_number": "{value!r} is not a finite number",
+    "json_invalid": "it is not JSON",
+    "too_short": "{value!r} has too few items: give at least {min_length}",
+    "too_long": "{value!r} has too many items: give at most {max_length}",
     "string_type": "{value!r} is not a text",
     "greater_than": "{value!r} is not above {gt}",
     "greater_than_equal": "{value!r} is below {ge}",
@@ -130,14 +136,15 @@ _OFFERED = 3  # names that begin with a wrong one
 def explain(error: ValidationError, known: str | None = None) -> str:
     """Describe the errors of pydantic in one line: the first few fields with their faults.
 
-    The field `known` is left unnamed.
+    The field `known` is left unnamed. Of a field that may have values of several types, one fault is told.
     """
-    messages = []
+    faults: dict[str, str] = {}
     for fault in error.errors():
-        field = ".".join(map(str, fault["loc"]))
+        # without the types, such as list[str], that pydantic tried for the field
+        field = ".".join(part for part in map(str, fault["loc"]) if part not in _TYPES and "[" not in part)
         words = _FAULTS.get(fault["type"], fault["msg"].replace("{", "{{").replace("}", "}}"))
-        message = words.format(value=fault["input"], **fault.get("ctx", {}))
-        messages.append(": ".join(filter(None, ["" if field == known else field, message])))
+        faults.setdefault(field, words.format(value=fault["input"], **fault.get("ctx", {})))
+    messages = [f"{field}: {words}" if field not in ("", known) else words for field, words in faults.items()]
     rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
     return "; ".join(messages[:_NAMED_FAULTS]) + rest
 
@@ -160,6 +167,13 @@ def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str
 def hide_secrets(text: str) -> str:
     """Hide users, passwords and queries of the addresses in `text`."""
     return _QUERY.sub(r"\1?…", _USER.sub("…@", text))
+
+
+def near_path(path: Path) -> str | None:
+    """Return the file or folder beside a `path` that does not exist whose name is nearest to it, if any is near."""
+    beside = os.listdir(path.parent) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.75)
+    return str(path.with_name(near[0])) if near else None
 
 
 _said: set[str] = set()

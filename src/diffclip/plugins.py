@@ -107,8 +107,10 @@ def load_listed(plugins: Iterable[str] | Mapping[str, str], source: Path) -> Non
     Raises:
         InputError: a plugin cannot be loaded, or one with a digest is missing or has changed.
     """
+    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+        raise InputError(f"{source}: plugins {plugins!r} is not a list: write [{plugins}]")
     if not isinstance(plugins, Mapping):
-        for plugin in plugins:
+        for plugin in map(str, plugins):
             load_plugin(plugin, source.parent)
         return
     load_inherited()

@@ -65,7 +65,9 @@ def _open_clip_tokenizer() -> Any:
     spec: Any = importlib.util.spec_from_file_location("open_clip_tokenizer", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.SimpleTokenizer()
+    kind = module.SimpleTokenizer
+    # the module makes one as it loads, and a second one would take as long again
+    return next((made for made in vars(module).values() if isinstance(made, kind)), None) or kind()
 
 
 def _words(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -254,7 +255,9 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, 
     try:
         save_file(dict(tensors), file, metadata=metadata)
     except SafetensorError as error:  # without an errno
-        raise OSError(errno.EIO, str(error)) from error
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        is_full = shutil.disk_usage(file.parent).free < size
+        raise OSError(errno.ENOSPC if is_full else errno.EIO, str(error)) from error
     mask = os.umask(0)
     os.umask(mask)
     with suppress(OSError):  # file systems without permissions

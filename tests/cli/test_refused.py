@@ -49,7 +49,7 @@ EARLY = {
     "study study_cpo": "unknown study 'study_cpo': did you mean 'study_cpu'",
     "study study_cpu --only nonsense": "unknown group of runs 'nonsense': choose from: ablations, models, sweep",
     "study study_cpu --pilot gone": "--pilot is for --dry-run",
-    "study study_cpu --minutes 0": "--minutes: '0' is below 0.1",
+    "study study_cpu --threads 0": "--threads: '0' is below 1",
     "study study_cpu --cluster pbs": "--cluster: 'pbs' is not one of 'slurm'",
     "vlm train --stage 1 vlm_scene": "did you mean 'vlm_scenes'",
     "vlm ask file ' ' --model run": "a question is empty",
@@ -101,6 +101,10 @@ def place(tmp_path_factory, model_folder, image_folder, class_set) -> Path:
 
 LATER = [
     ("train recipe.yaml", "is not a recipe"),
+    ("train recipe.yml", "recipe.yml does not exist: did you mean 'recipe.yaml'?"),
+    ("train scenes_demo plugins=x.py", "plugins 'x.py' is not a list: write [x.py]"),
+    ("train scenes_demo betas=[0,0,0]", "betas=[0,0,0]: [0, 0, 0] has too many items: give at most 2"),
+    ("train scenes_demo data.val=3", "diffclip: data.val=3: 3 is not a text"),
     ("train study_cpu", "use `diffclip study`"),
     ("train scenes_demo epoch=2", "unknown recipe key 'epoch': did you mean 'epochs'?"),
     ("train scenes_demo data.train=absent --run new", "absent does not exist: give a folder of .tar shards"),
@@ -114,6 +118,11 @@ LATER = [
     ("train scenes_demo --devices two", "--devices two is not a number of processes"),
     ("train scenes_demo --json", "--json belongs to --dry-run"),
     ("study flickr8k_cpu", "is not a study, as it has no `models`"),
+    (
+        "study study_cpu workers=2",
+        "unknown study key 'workers': choose from: title, endpoints, contrasts, test,",
+    ),
+    ("study study_cpu models.seeds=[]", "models.seeds=[]: [] has too few items: give at least 1"),
     ("classify photos --labels other.csv --model model", "right: give two or more, or @FILE for a file"),
     ("classify photos --labels a,b --model model --template x", "'x' has no place for the label: write {c}"),
     ("attend photos/red.png --model model --output photos/red.png", "is an input, which would be lost"),
@@ -126,9 +135,16 @@ LATER = [
     ("evaluate model --data colours --prompt 'a {c}'", "'a {c}' is for focus and faithfulness: add --task"),
     ("evaluate model --data colours --prompt cat", "'cat' has no place for the object's name: write {c}"),
     ("evaluate model --data colours --task few-shot", "has no train split, which few"),
+    (
+        "evaluate openclip:ViT-B-32/x --data colours",
+        "unknown kind of model 'openclip:': did you mean 'open_clip:'?",
+    ),
     # the output is checked before the model is loaded
     ("evaluate broken.pt --data colours --output photos", "cannot write photos: "),
-    ("evaluate broken.pt --data colours --output other.csv", "other.csv, line 1 is not a record"),
+    (
+        "evaluate broken.pt --data colours --output other.csv",
+        "other.csv, line 1 is not a record: it is not JSON",
+    ),
     ("evaluate broken.pt --data colours --output /dev/null", "/dev/null is not a regular file"),
     ("convert CLIP-ViT-B-16 x", "no weights"),
     (

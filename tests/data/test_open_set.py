@@ -102,7 +102,7 @@ def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path, monkeypa
     assert [*first.captions, *second.captions] == captions
     assert (first.split, len(first)) == ("val[:2]", 2)
     assert first.identity != second.identity
-    with pytest.raises(InputError, match=r"has 5 samples, and none in \[7:\]"):
+    with pytest.raises(InputError, match=r"has 5 samples, not those of \[7:\]"):
         open_set(captioned, "val[7:]")
 
 

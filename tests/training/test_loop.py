@@ -214,6 +214,12 @@ def test_nothing_is_read_from_the_device_between_two_records(loss, recipe, tmp_p
     assert [record["samples"] for record in records] == [2, 20, 40, 60, 80]
     assert reads.count("tolist") == 5
     assert len(reads) <= 0.2 * 40  # torch's DataLoader also draws a number for every epoch
+    assert records[-1]["loss"] < records[0]["loss"]
+    model = diffclip.load(tmp_path / "run")[0]
+    accuracy, scale = ("image_accuracy", 10) if loss == "siglip" else ("accuracy", 1 / 0.07)
+    assert all(0 <= record[accuracy] <= 1 for record in records)
+    assert records[0]["logit_scale"] == pytest.approx(scale, rel=1e-3)
+    assert loss == "clip" or model.logit_bias.item() != -10
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -243,8 +249,6 @@ def test_on_a_gpu_nothing_waits_between_two_records(recipe: Recipe, tmp_path: Pa
     ("where", "step", "log_every", "words"),
     [
         ("gradient", 8, 1, "the loss is .* the gradient's norm"),
-        ("gradient", 8, 10, r"the loss is .* the gradient's norm .* \(found after steps 6 to 10\)"),
-        ("loss", 1, 10, "the loss is nan"),
         ("loss", 3, 10, r"the loss is nan.* \(found after steps 2 to 5\)"),
         ("weight", 5, 10, "a weight is not finite"),
         ("validation", 5, 1, "embeddings of the validation split are not finite"),
@@ -390,18 +394,6 @@ def test_logit_scale_is_capped_at_100_and_grad_norm_is_logged_unclipped(
     assert all(record["grad_norm"] > 1e-3 for record in records)
 
 
-def test_the_sigmoid_loss_trains_and_its_bias_is_saved(recipe: Recipe, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    runner.train(changed(recipe, loss="siglip", epochs=4, lr=4e-3, data={"val": None}), run)
-    records = read_lines(run / "metrics.jsonl")
-    assert records[0]["logit_scale"] == pytest.approx(10, rel=1e-3)
-    assert all("accuracy" not in record and 0 <= record["image_accuracy"] <= 1 for record in records)
-    assert records[-1]["loss"] < records[0]["loss"]
-    model, _, _ = diffclip.load(run / "checkpoints" / "last")
-    assert model.config.logit_bias
-    assert model.logit_bias.item() != -10
-
-
 def test_training_can_start_from_a_saved_model(finished: Path, recipe: Recipe, tmp_path: Path) -> None:
     # a run folder stands for its best checkpoint
     saved = finished
@@ -512,9 +504,7 @@ def hold(run: Path, sender: Connection) -> None:
         time.sleep(600)
 
 
-def test_a_run_folder_is_locked_while_in_use_and_free_after_a_kill(
-    finished: Path, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_a_run_folder_is_locked_while_in_use_and_free_after_a_kill(recipe: Recipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     fork = multiprocessing.get_context("fork")
@@ -529,10 +519,8 @@ def test_a_run_folder_is_locked_while_in_use_and_free_after_a_kill(
     finally:
         holder.kill()
         holder.join()
-    shutil.copy(finished / "recipe.yaml", run)
     (run / ".0123abcd.tmp").touch()  # from a process killed while it wrote its recipe
-    assert runner.train(recipe, run).progress.step == 15
-    assert without_times(run / "metrics.jsonl") == without_times(finished / "metrics.jsonl")
+    assert runner.train(changed(recipe, epochs=1), run).progress.step == 5
 
 
 def test_a_run_made_by_another_process_meanwhile_is_not_changed(
@@ -551,14 +539,15 @@ def test_a_run_made_by_another_process_meanwhile_is_not_changed(
 
 
 @pytest.mark.slow
-def test_a_compiled_run_has_the_loss_curve_of_an_uncompiled_run(recipe: Recipe, tmp_path: Path) -> None:
-    plain = changed(recipe, precision="fp32", data={"val": None})
-    runner.train(plain, tmp_path / "plain")
-    runner.train(changed(plain, compile=True, micro_batch=4), tmp_path / "compiled")
-    records = [read_lines(tmp_path / run / "metrics.jsonl") for run in ("plain", "compiled")]
-    assert len(records[1]) == 15
-    for a, b in zip(*records, strict=True):
-        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+def test_a_compiled_run_has_the_loss_curve_of_an_uncompiled_run(
+    finished: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    runner.train(changed(recipe, compile=True, micro_batch=4, data={"val": None}), tmp_path / "compiled")
+    plain, compiled = (
+        [row["loss"] for row in read_lines(run / "metrics.jsonl")]
+        for run in (finished, tmp_path / "compiled")
+    )
+    assert compiled == pytest.approx(plain, rel=1e-4)
 
 
 def test_a_stop_signal_before_the_first_step_is_reported(recipe, tmp_path, monkeypatch) -> None:
@@ -607,15 +596,14 @@ def test_finetuning_learns_the_second_map_and_resumes_without_the_weights(fields
     models = {"plain": plain, "added": to_differential(plain)}
     rest = {key: value for key, value in fields.items() if key != "architecture"}
     for name, model in models.items():
-        start, run = tmp_path / f"{name}-start", tmp_path / name
-        save_weights(model, start)
-        recipe = parse_recipe(rest | {"model": "of-weights", "weights": str(start), "epochs": 1}, "test")
+        save_weights(model, tmp_path / "start")
+        start = {"model": "of-weights", "weights": str(tmp_path / "start"), "epochs": 1}
+        recipe, run = parse_recipe(rest | start, "test"), tmp_path / name
         runner.train(recipe, run)
-        shutil.rmtree(start)
-        resolved = read_recipe(run / "recipe.yaml")
-        assert resolved == recipe.model_copy(update={"attention_backend": resolved.attention_backend})
-        assert runner.train(changed(resolved, epochs=2), run, resume=True).progress.step == 10
-    run = tmp_path / "added"
+        shutil.rmtree(tmp_path / "start")
+    resolved = read_recipe(run / "recipe.yaml")
+    assert resolved == recipe.model_copy(update={"attention_backend": resolved.attention_backend})
+    assert runner.train(changed(resolved, epochs=2), run, resume=True).progress.step == 10
     first, plain_first = (read_lines(tmp_path / name / "metrics.jsonl")[0] for name in ("added", "plain"))
     assert first["loss"] == pytest.approx(plain_first["loss"], abs=1e-5)
     before, after = models["added"].state_dict(), diffclip.load(run)[0].state_dict()
@@ -639,7 +627,7 @@ def begin(recipe: Recipe, run: Path) -> ForkServerProcess:
     """Train in a process that has imported everything already."""
     process = forked.begin(run.with_suffix(".log"), train_alone, recipe, run)
     while process.exitcode is None and os.getpgid(process.pid) != process.pid:
-        time.sleep(0.001)
+        time.sleep(0.01)
     return process
 
 
@@ -657,10 +645,10 @@ def half_written(run: Path) -> int:
         return 0
 
 
-@pytest.mark.slow(minutes=2)
+@pytest.mark.slow(minutes=1)
 def test_a_run_killed_twenty_times_resumes_to_identical_results(recipe, tmp_path) -> None:
-    recipe, draw = changed(recipe, epochs=60, checkpoint_every=2, data={"workers": 1}), random.Random(1)
-    recipe = changed(recipe, log_every=3)
+    draw, data = random.Random(1), {"workers": 1, "val_range": [0, 4]}
+    recipe = changed(recipe, epochs=40, checkpoint_every=2, log_every=3, validate_every=3, data=data)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     begin(recipe, whole).join()
     steps, halves = [], 0
@@ -669,11 +657,11 @@ def test_a_run_killed_twenty_times_resumes_to_identical_results(recipe, tmp_path
         process = begin(recipe, cut)
         before, extra_steps = steps_of(cut), draw.choice([0, 1, 1, 2, 3])
         while process.exitcode is None and steps_of(cut) < before + extra_steps:
-            time.sleep(0.002)
+            time.sleep(0.01)
         # kill within a step, a checkpoint or a validation, or during the start
-        time.sleep(draw.uniform(0, 0.3 if extra_steps else 1.5))
+        time.sleep(draw.uniform(0, 0.1 if extra_steps else 0.7))
         while number % 4 == 0 and process.exitcode is None and half_written(cut) in (0, old):
-            pass
+            time.sleep(0.0005)
         assert process.exitcode is None, cut.with_suffix(".log").read_text()[-2000:]
         os.killpg(process.pid, signal.SIGKILL)
         process.join()

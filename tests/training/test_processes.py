@@ -25,18 +25,17 @@ from diffclip.training.recipe import Recipe, parse_recipe
 from diffclip.training.run_folder import read_lines, read_starts
 
 
-def start(recipe: Recipe, run: Path, *options: str) -> subprocess.Popen[str]:
-    """Start `diffclip train` with two processes, as a user does."""
+def start(recipe: Recipe, run: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
+    """Start `diffclip train` with two processes (or as `options` say), as a user does."""
     file = run.with_suffix(".yaml")
     file.write_text(recipe.to_yaml())
     command = [sys.executable, "-m", "diffclip.cli", "train", str(file), "--run", str(run)]
-    command += ["--devices", "2", "--accelerator", "cpu", *options]
-    return begun(command)
-
-
-def begun(command: list[str], **variables: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    pipe = subprocess.PIPE
+    command += [
+        "--accelerator",
+        "cpu",
+        *(options if "--devices" in options else ("--devices", "2", *options)),
+    ]
+    environment, pipe = {**os.environ, "OMP_NUM_THREADS": "1", **variables}, subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
@@ -112,7 +111,8 @@ def wait_for(process: subprocess.Popen[str], run: Path, steps: int) -> None:
 
 @pytest.mark.slow
 def test_runs_resume_with_another_number_of_processes_or_strategy(recipe: Recipe, tmp_path: Path) -> None:
-    recipe, whole, run = changed(recipe, epochs=12, checkpoint_every=2), tmp_path / "whole", tmp_path / "run"
+    recipe = changed(recipe, epochs=12, checkpoint_every=2, data={"val": None})
+    whole, run = tmp_path / "whole", tmp_path / "run"
     runner.train(recipe, whole)
     with pytest.MonkeyPatch.context() as patch:
         before_step(patch, 5, die)
@@ -145,12 +145,12 @@ def command_line(*words: str) -> None:
     main()
 
 
-def begin_ranks(recipe: Recipe, run: Path) -> list[tuple[ForkServerProcess, Path]]:
-    """Train in two processes as SLURM starts them; return each process with the file of its output."""
+def begin_ranks(recipe: Recipe, run: Path, launcher: str = "slurm") -> list[tuple[ForkServerProcess, Path]]:
+    """Train in two processes as `launcher` starts them; return each process with the file of its output."""
     file, port, logs = run.with_suffix(".yaml"), get_free_port(), [run.with_suffix(f".{r}") for r in "01"]
     file.write_text(recipe.to_yaml())
     words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
-    variables = [started_as("slurm", rank, port)[1] for rank in range(2)]
+    variables = [started_as(launcher, rank, port) for rank in range(2)]
     return [
         (forked.begin(log, command_line, *words, OMP_NUM_THREADS="1", **own), log)
         for log, own in zip(logs, variables, strict=True)
@@ -170,34 +170,36 @@ def lines_of(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("diffclip: ")]
 
 
-def started_as(launcher: str, rank: int, port: int) -> tuple[list[str], dict[str, str]]:
-    """The options and the environment that process `rank` of two has under `launcher`."""
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if launcher == "nodes":  # one process on each of two nodes, started by hand
-        return ["--devices", "1", "--nodes", "2"], master | {"NODE_RANK": str(rank)}
-    slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "PROCID": rank, "LOCALID": rank, "NODEID": 0}
-    variables = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
-    return [], master | variables | {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train"}
+def started_as(launcher: str, rank: int, port: int) -> dict[str, str]:
+    """The environment that process `rank` of two has under `launcher`."""
+    if launcher == "torchrun":
+        ranks = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "RANK": rank, "LOCAL_RANK": rank}
+        own = {"TORCHELASTIC_RUN_ID": "a", **ranks}
+    else:
+        slurm = {"NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "PROCID": rank, "LOCALID": rank, "NODEID": 0}
+        own = {f"SLURM_{name}": value for name, value in slurm.items()}
+        own |= {"SLURM_JOB_ID": 7, "SLURM_JOB_NAME": "train"}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | {key: str(own[key]) for key in own}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "nodes"])
 def test_torchrun_or_manual_nodes_can_start_the_processes(launcher, alone, recipe, tmp_path) -> None:
-    file, run, port = tmp_path / "recipe.yaml", tmp_path / "run", get_free_port()
-    file.write_text(changed(recipe, epochs=1, warmup_epochs=0, lr_end=0, data={"val": None}).to_yaml())
-    # torchrun would read --run as an option of its own
-    arguments = ["diffclip.cli", "train", str(file), "-r", str(run), "--accelerator", "cpu"]
-    if launcher == "torchrun":
-        torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), "-m"]
-        processes = [begun([sys.executable, "-m", *torchrun, *arguments])]
+    run, nodes = tmp_path / "run", launcher == "nodes"
+    recipe = changed(recipe, epochs=1, warmup_epochs=0, lr_end=0, data={"val": None})
+    if nodes:  # one process on each of two nodes, started by hand
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+        options = ["--devices", "1", "--nodes", "2"]
+        processes = [start(recipe, run, *options, **master, NODE_RANK=rank) for rank in "01"]
+        output = "".join(finish(process) for process in processes)
     else:
-        ranks = [started_as(launcher, rank, port) for rank in range(2)]
-        processes = [begun([sys.executable, "-m", *arguments, *options], **env) for options, env in ranks]
-    output = "".join(finish(process) for process in processes)
+        codes, outputs = ended(begin_ranks(recipe, run, launcher))
+        output = "".join(outputs)
+        assert codes == [0, 0], output
     assert output.count("5 steps, 40 samples") == 1
     starts = json.loads((run / "about.json").read_text())["starts"]
     assert starts[0]["processes"]["world"] == 2
-    assert starts[0]["processes"]["nodes"] == (2 if launcher == "nodes" else 1)
+    assert starts[0]["processes"]["nodes"] == (2 if nodes else 1)
     assert metrics(run)[0]["loss"] == pytest.approx(metrics(alone)[0]["loss"], rel=1e-5)
 
 
@@ -233,8 +235,10 @@ def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path:
     [shard] = Path(str(recipe.data.train)).glob("*.tar")
     train = zero_images(shard, tmp_path / "train" / "broken.tar", range(40)).parent
     shutil.copy(shard, train / "whole.tar")
-    process = start(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "broken")
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2, stderr
-    [line] = lines_of(stderr)
+    codes, outputs = ended(
+        begin_ranks(changed(recipe, data={"train": str(train), "window": 1}), tmp_path / "x")
+    )
+    assert codes == [2, 2], outputs
+    [[line], none] = map(lines_of, outputs)
     assert "of one process in " in line
+    assert none == []

@@ -40,10 +40,6 @@ def study(
             min=1, help="CPU threads of each run; default: the cores divided by the runs at a time."
         ),
     ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(min=0.1, help="Stop after this many minutes and save all; the same command continues."),
-    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Group of runs: sweep, models or ablations; may be repeated. Default: all."),
@@ -87,6 +83,7 @@ def study(
     """
     from diffclip.training.recipe_file import find_recipe
 
+    path = find_recipe(recipe, "study_")
     if pilot is not None and not dry_run:
         raise InputError("--pilot is for --dry-run: add --dry-run, or leave --pilot out")
     for group in only or ():
@@ -94,7 +91,6 @@ def study(
             raise unknown_name("group of runs", group, GROUPS)
     if slurm is not None and cluster is None:
         raise InputError("--slurm is for jobs of a cluster: add --cluster slurm, or leave --slurm out")
-    find_recipe(recipe, "study_")
     import torch
 
     from diffclip.evaluation.verdicts import SPEC_FILE
@@ -108,7 +104,6 @@ def study(
         raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
     resolved = read_study(recipe, changes or [])
     groups = [group for group in GROUPS if not only or group in only]
-    path = find_recipe(recipe, "study_")
     name = path.parent.name if path.name == SPEC_FILE else path.stem
     job_options = parse_options(slurm or "")
     if cluster is None:
@@ -142,9 +137,8 @@ def study(
         )
     if dry_run:
         return
-    seconds = None if minutes is None else 60 * minutes
     executor = Slurm(site.runs, job_options, at_a_time) if cluster else Local(at_a_time, chosen)
-    tally = run_study(resolved, site, say, groups, seconds, executor)
+    tally = run_study(resolved, site, say, groups, executor)
     progress = f"{tally.done} of {tally.total} runs done"
     progress += "" if tally.done == tally.total else ", the same command goes on"
     if tally.failures:
@@ -159,5 +153,4 @@ def study(
     if tally.signal:
         raise StoppedError(f"asked to stop: {progress}")
     print(f"{site.output}: {progress}")
-    if not tally.out_of_time:
-        print(shlex.join(["diffclip", "report", str(site.output)]))
+    print(shlex.join(["diffclip", "report", str(site.output)]))

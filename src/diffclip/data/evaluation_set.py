@@ -94,12 +94,12 @@ class EvaluationSet:
         return len(self.indices)
 
     def part(self, first: int | None, end: int | None) -> Self:
-        """Take samples `first` to `end` − 1 (None: no bound), or raise `InputError` if there are none."""
+        """Take samples `first` to `end` − 1 (None: no bound), or raise `InputError` if some or all are missing."""
         rows = range(len(self))[first:end]
-        if not rows:
+        if not rows or (end or 0) > len(self):
             bounds = ":".join("" if bound is None else str(bound) for bound in (first, end))
             raise InputError(
-                f"{self.name}/{self.split} has {len(self)} samples, and none in [{bounds}]: give a smaller range"
+                f"{self.name}/{self.split} has {len(self)} samples, not those of [{bounds}]: give a smaller range"
             )
         return self.take(rows)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -88,9 +89,9 @@ def watch_batches(loader: DataLoader[Any]) -> Iterator[Any]:
 
     An error in place of a batch is raised.
     """
-    batches = iter(loader)
-    workers = getattr(batches, "_workers", [])
-    _started.update(workers)
+    others = multiprocessing.active_children()
+    batches = iter(loader)  # starts the workers, and has no public name for them
+    _started.update(worker for worker in multiprocessing.active_children() if worker not in others)
     asked = time.monotonic()
     try:
         for batch in batches:
@@ -102,13 +103,13 @@ def watch_batches(loader: DataLoader[Any]) -> Iterator[Any]:
         if (death := describe_dead_worker()) is not None:
             raise DiffCLIPError(death) from error
         if loader.timeout and time.monotonic() - asked >= loader.timeout:
-            _terminate(workers)
+            _end_workers()
             raise DiffCLIPError(
                 f"no data came for {loader.timeout:g} seconds: check the disks, or raise data.timeout"
             ) from error
         raise
     except KeyboardInterrupt:
-        _terminate(workers)
+        _end_workers()
         raise
 
 
@@ -122,7 +123,7 @@ def describe_dead_worker() -> str | None:
     return None
 
 
-def _terminate(workers: Iterable[Any]) -> None:
-    """End the workers: otherwise the process would wait for each of them when it ends."""
-    for worker in workers:
+def _end_workers() -> None:
+    """End all workers: otherwise the process would wait for each of them when it ends."""
+    for worker in _started.intersection(multiprocessing.active_children()):
         worker.terminate()

@@ -144,7 +144,7 @@ def loose_contrasts(models: Iterable[str], against: str | None = None) -> list[C
     given = list(models)
     names = in_order(given)
     if against is not None and against not in names:
-        raise unknown_name("model --against", against, names)
+        raise unknown_name("model --against", against, names, None if names else "no model has records")
     if against is not None and len(names) == 1:
         raise InputError(f"--against {against}: no other model is measured, so there is nothing to compare")
     has_clip = any(variant_in_name(name) == BASELINE for name in names)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffclip.errors import InputError, unknown_name
+from diffclip.errors import InputError, near_path, unknown_name
 from diffclip.files import checkpoint_of
 from diffclip.plugins import find_registered
 
@@ -76,11 +75,11 @@ def find_model(source: str) -> str | None:
         plain = os.sep not in source and path.suffix not in _WEIGHT_SUFFIXES
         if plain and find_registered(lambda: source in model_names()):
             return None
-        beside = os.listdir(path.parent) if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.75)
-        if near or not plain:
-            hint = f"did you mean {str(path.with_name(near[0]))!r}?" if near else _KINDS
-            raise InputError(f"{source} does not exist: {hint}")
+        if ":" in source and os.sep not in prefix:
+            known = [HUB_PREFIX, *(f"{library}:" for library in (*LIBRARIES, *READERS))]
+            raise unknown_name("kind of model", f"{prefix}:", known)
+        if (near := near_path(path)) or not plain:
+            raise InputError(f"{source} does not exist: {f'did you mean {near!r}?' if near else _KINDS}")
         raise unknown_name(
             "model", source, model_names(), "give a folder, a file or a name such as DiffCLIP-ViT-B-16"
         )

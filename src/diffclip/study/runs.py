@@ -46,14 +46,13 @@ _ATTEMPTS = 2
 
 @dataclass
 class Tally:
-    """The progress of a study: the numbers of wanted and finished runs, the failures of this call by run, and whether
-    the study was stopped before its end, by a signal (its number) or the end of its time."""
+    """The progress of a study: the numbers of wanted and finished runs, the failures of this call by run, and the
+    signal that stopped the study before its end (0: none)."""
 
     total: int = 0
     done: int = 0
     failures: dict[str, JobResult] = field(default_factory=dict)
     signal: int = 0
-    out_of_time: bool = False
 
 
 def run_study(
@@ -61,19 +60,16 @@ def run_study(
     site: Site,
     say: Callable[[str], None],
     groups: Collection[Group],
-    seconds: float | None,
     executor: Local | Slurm,
 ) -> Tally:
     """Do the runs of `groups` that are not finished.
 
     Args:
         say: gets a line when a run starts and when it ends.
-        seconds: the time from now after which runs are asked to save and stop.
 
     Raises:
         InputError: folders cannot be used, the sweep is neither finished nor in `groups`, or an arm always diverged.
     """
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
     with ExitStack() as locks:
         for path, option in ((site.output, "--output"), (site.runs, "--runs")):
             with explain_disk_errors(path):
@@ -86,7 +82,7 @@ def run_study(
             choose(study, folder.runs)  # raises if the sweep is not finished
         with StopRequest(site.runs) as stop:
             stop.saves = True
-            return _Runs(study, site, folder, say, deadline, stop, executor).run_groups(groups)
+            return _Runs(study, site, folder, say, stop, executor).run_groups(groups)
 
 
 @dataclass
@@ -97,7 +93,6 @@ class _Runs:
     site: Site
     folder: StudyFolder
     say: Callable[[str], None]
-    deadline: float
     stop: StopRequest
     executor: Local | Slurm
     wanted: list[Planned] = field(default_factory=list)
@@ -118,7 +113,7 @@ class _Runs:
                     raise
         sweep = sweep_runs(study) if "sweep" in groups else []
         self._run_side_by_side(sweep)
-        if set(groups) == {"sweep"} or tally.failures or tally.signal or tally.out_of_time:
+        if set(groups) == {"sweep"} or tally.failures or tally.signal:
             return tally
         rest = [run for run in grid_runs(study, choose(study, lines)) if run.group in groups]
         self.wanted = [*sweep, *rest]
@@ -164,11 +159,9 @@ class _Runs:
             self.executor.stop(kill=True)
 
     def _is_stopped(self) -> bool:
-        """Tell whether the study must stop, and note the reason in the tally: a signal, or the end of its time."""
-        tally = self.tally
-        if not tally.signal and not tally.out_of_time:
-            tally.signal, tally.out_of_time = self.stop.asked, time.monotonic() >= self.deadline
-        return bool(tally.signal) or tally.out_of_time
+        """Tell whether a signal has asked the study to stop, and note it in the tally."""
+        self.tally.signal = self.stop.asked
+        return bool(self.tally.signal)
 
     def _start(self, waiting: list[Planned], live: Collection[str]) -> dict[str, tuple[Planned, Job]]:
         """Take runs from the front of `waiting` and start them, as many as the executor can. Return the runs that are

@@ -114,7 +114,8 @@ class RunLogger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:  # without one, `stop` would print an empty line
+            self._bar.stop()
         for name in list(self._loggers):
             with self._dropping(name):
                 self._loggers[name].finalize("failed" if error else "success")

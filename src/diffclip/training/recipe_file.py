@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from diffclip.errors import InputError, explain, unknown_name
+from diffclip.errors import InputError, explain, near_path, unknown_name
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 # prefixes of the built-in recipes that are not for `diffclip train`
@@ -41,9 +41,10 @@ def parse(kind: type[Parsed], fields: Any, source: object, noun: str, changes: I
     except ValidationError as error:
         for fault in error.errors():
             if fault["type"] == "extra_forbidden":
-                raise unknown_name(
-                    f"{noun} key", ".".join(map(str, fault["loc"])), _list_keys(kind)
-                ) from None
+                key, keys = ".".join(map(str, fault["loc"])), _list_keys(kind)
+                beside = [name for name in keys if name.rpartition(".")[0] == key.rpartition(".")[0]]
+                advice = f"choose from: {', '.join(beside or keys)}"
+                raise unknown_name(f"{noun} key", key, keys, advice) from None
         key = ".".join(map(str, error.errors()[0]["loc"]))
         words = {change.partition("=")[0]: change for change in changes}
         changed_key = next((name for name in words if f"{key}.".startswith(f"{name}.")), None)
@@ -74,7 +75,10 @@ def find_recipe(source: str | Path, prefix: str = "") -> Path:
     if path.stem in names and path.suffix in ("", ".yaml") and path.parent in (Path("."), Path("recipes")):
         return names[path.stem]
     if path.is_dir():
-        raise InputError(f"{source} is a folder: give a recipe's YAML file or name")
+        raise InputError(f"{source} is a folder: give a YAML file, or the name of a recipe or study")
+    near = near_path(path if path.suffix else path.with_suffix(".yaml"))
+    if near and near.endswith((".yaml", ".yml")):
+        raise InputError(f"{source} does not exist: did you mean {near!r}?")
     excluded = tuple(other for other in _PREFIXES if other != prefix)
     offered = [name for name in names if name.startswith(prefix) and not name.startswith(excluded)]
     raise unknown_name("study" if prefix == "study_" else "recipe", source, offered)

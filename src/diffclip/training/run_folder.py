@@ -166,11 +166,6 @@ def run_folders(folder: str | Path) -> list[Path]:
 def read_run(folder: str | Path) -> Run:
     """Read a run's folder; if it cannot be read or the run has made no step, raise `InputError`."""
     folder = Path(folder)
-    for name in (RECIPE_FILE, METRICS_FILE):
-        if not (folder / name).is_file():
-            raise InputError(
-                f"{folder} has no {name}: give the folder of a run that `diffclip train` has begun"
-            )
     rows, name = read_lines(folder / METRICS_FILE), folder.resolve().name
     if not rows:
         raise InputError(f"{folder / METRICS_FILE} has no complete step yet: wait for the first step")
