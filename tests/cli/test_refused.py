@@ -141,10 +141,8 @@ LATER = [
     ),
     # the output is checked before the model is loaded
     ("evaluate broken.pt --data colours --output photos", "cannot write photos: "),
-    (
-        "evaluate broken.pt --data colours --output other.csv",
-        "other.csv, line 1 is not a record: it is not JSON",
-    ),
+    ("evaluate broken.pt --data colours --output other.csv", "other.csv, line 1 is not a record"),
+    ("evaluate broken.pt --data colours --output recipe.yaml", "line 1 is not a record: it is not JSON"),
     ("evaluate broken.pt --data colours --output /dev/null", "/dev/null is not a regular file"),
     ("convert CLIP-ViT-B-16 x", "no weights"),
     (

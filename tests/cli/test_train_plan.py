@@ -58,6 +58,7 @@ def test_dry_run_prints_the_plan_and_checks_the_data(place: Path) -> None:
     options = ["--json", "--devices", 2, "--nodes", 2, "--strategy", "fsdp"]
     plan = json.loads(dry_run(*options, cwd=place).stdout)
     assert (plan["world"], plan["strategy"], plan["share"], plan["steps"]) == (4, "fsdp", 2, 6)
+    assert plan["hours"] == pytest.approx(6 * 8 / plan["samples_per_second"] / 3600)
     assert plan["data"]["problems"] == []
 
 

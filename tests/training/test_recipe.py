@@ -79,9 +79,7 @@ def test_folder_with_the_name_of_a_recipe_does_not_hide_it(tmp_path: Path, monke
     assert find_recipe("cc3m_vitb16").name == "cc3m_vitb16.yaml"
 
 
-def test_errors_name_the_change_or_the_file_with_the_wrong_value(recipe_file: Path) -> None:
-    with pytest.raises(InputError, match=r"^lr=abc: 'abc' is not a number"):
-        read_recipe(recipe_file, ["epochs=2", "lr=abc"])
+def test_errors_name_the_file_with_the_wrong_value(recipe_file: Path) -> None:
     recipe_file.write_text(recipe_file.read_text().replace("lr: 0.001", "lr: abc"))
     with pytest.raises(InputError, match=rf"^{recipe_file}: lr: 'abc' is not a number"):
         read_recipe(recipe_file, ["epochs=2"])
