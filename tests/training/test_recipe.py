@@ -288,10 +288,15 @@ def test_registers_class_token_and_positions_can_have_no_decay_in_any_model(reci
     assert decayed[2] == decayed[1]
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_noted(recipe: Recipe) -> None:
+def test_keys_that_do_not_go_together_are_noted(recipe: Recipe) -> None:
     assert changed(recipe, epochs=2, warmup_epochs=2).notes() == []
-    [note] = changed(recipe, epochs=1, warmup_epochs=2).notes()
-    assert "the warm-up of 2 epochs is longer than the run of 1" in note
+    for changes, words in (
+        ({"epochs": 1, "warmup_epochs": 2}, "the warm-up of 2 epochs is longer than the run of 1"),
+        ({"lr": 1e-6}, "lr 1e-06 is below lr_start 1e-06 or lr_end 1e-05"),
+        ({"freeze": ["visual"]}, "freeze keeps random values"),
+    ):
+        [note] = changed(recipe, **changes).notes()
+        assert words in note
 
 
 def test_wandb_takes_a_project_or_all_its_settings(recipe_file: Path) -> None:

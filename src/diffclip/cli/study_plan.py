@@ -58,6 +58,8 @@ def show_plan(study: Study, site: Site, groups: Collection[Group], pilot: Path |
     elif remaining:
         time = f"no time estimate yet: it needs a finished run, or --pilot FOLDER ({at_a_time})"
     print(f"{len(finished)} of {len(runs)} runs are finished; {time}")
+    for note in dict.fromkeys(note for run in runs for note in run.recipe.notes()):
+        print(note)
     _show_power(study, grid_runs(study, chosen), [site.output, *([pilot] if pilot else [])])
 
 

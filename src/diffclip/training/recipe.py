@@ -173,12 +173,20 @@ class Recipe(Keys):
 
     def notes(self) -> list[str]:
         """Return what a user of the recipe should know, in sentences."""
+        notes = []
         if self.warmup_epochs > self.epochs:
-            return [
+            notes.append(
                 f"the warm-up of {self.warmup_epochs:g} epochs is longer than the run of {self.epochs}: the learning "
                 f"rate never reaches {self.lr:g}; lower warmup_epochs"
-            ]
-        return []
+            )
+        if self.lr < max(self.lr_start, self.lr_end):
+            notes.append(
+                f"lr {self.lr:g} is below lr_start {self.lr_start:g} or lr_end {self.lr_end:g}, so that the learning "
+                "rate goes the wrong way; lower these too"
+            )
+        if self.freeze and self.weights is None:
+            notes.append("freeze keeps random values, as the run starts without weights; give weights")
+        return notes
 
     def config(self) -> CLIPConfig:
         """Return the model's configuration; an unknown model or sizes that do not fit together raise `InputError`."""
