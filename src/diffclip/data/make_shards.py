@@ -121,9 +121,12 @@ def make_shards(
             parts.append(part)
             advance("images", part.samples + len(part.faults), len(samples))
         write_text(temporary / "nshards.txt", f"{len(jobs)}\n")
-    faults = [fault for part in parts for fault in part.faults]
-    counts = [sum(part[column] for part in parts) for column in range(3)]
-    return Made(*counts, missing + uncaptioned + faults)
+    return Made(
+        len(jobs),
+        sum(part.samples for part in parts),
+        sum(part.captions for part in parts),
+        missing + uncaptioned + [fault for part in parts for fault in part.faults],
+    )
 
 
 def _find_files(source: Path, captions: CaptionsByImage) -> tuple[dict[str, Path], list[Fault]]:
