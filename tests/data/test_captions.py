@@ -33,6 +33,7 @@ COCO = {
         ("datasets.json", "\n".join(json.dumps({"image": name, "text": texts}) for name, texts in WANTED.items())),
         ("dataset_flickr8k.json", json.dumps({"dataset": "flickr8k", "images": [
             {"filename": name, "sentences": [{"raw": text} for text in texts]} for name, texts in WANTED.items()]})),
+        ("sequence.json", json.dumps([{"filename": name, "sentences": {"raw": t}} for name, t in WANTED.items()])),
         ("list.json", json.dumps([{"image": name, "captions": texts} for name, texts in WANTED.items()])),
         ("flickr8k_test_karpathy.txt", "image,caption\na.jpg,a dog, running\na.jpg,second\nb/c.png,one\n\n"),
         ("by_image.json", json.dumps(WANTED)),
@@ -90,7 +91,7 @@ def test_a_row_ends_at_a_line_feed_alone(tmp_path: Path, mark: str) -> None:
         assert read_captions(tmp_path / name) == ({"a.jpg": ["a cat on a mat"]}, [])
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "folder"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "feather", "folder"])
 def test_parquet_and_folders_of_datasets_are_read(tmp_path: Path, kind: str) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -99,16 +100,14 @@ def test_parquet_and_folders_of_datasets_are_read(tmp_path: Path, kind: str) -> 
     table = pyarrow.table(
         {"image": images if kind != "parquet" else ["a.jpg", "b/c.png"], "text": list(WANTED.values())}
     )
-    file = tmp_path / f"captions.{kind}"
+    file = tmp_path / f"captions.{'arrow' if kind == 'feather' else kind}"
     if kind == "parquet":
         parquet.write_table(table, file)
     else:
         target = file if kind != "folder" else file / "data-00000-of-00001.arrow"
         target.parent.mkdir(exist_ok=True)
-        with (
-            pyarrow.OSFile(str(target), "wb") as handle,
-            pyarrow.ipc.new_stream(handle, table.schema) as stream,
-        ):
+        write = pyarrow.ipc.new_file if kind == "feather" else pyarrow.ipc.new_stream
+        with pyarrow.OSFile(str(target), "wb") as handle, write(handle, table.schema) as stream:
             stream.write_table(table)
     assert read_captions(file).captions == WANTED
     if kind == "folder":  # a copy that datasets keeps, and the names of the hub's files

@@ -89,16 +89,17 @@ def read_captions(file: Path) -> CaptionFile:
 
 
 def _texts(value: Any) -> list[str] | None:
-    """Return the texts in a caption, a list of captions, or objects with a caption; None for anything else."""
+    """Return the texts in a caption, a list of captions, or objects with captions; None for anything else."""
     if isinstance(value, str) and value.startswith(("['", '["')):  # tables write a list as text
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(value)
     texts: list[str] = []
     for item in value if isinstance(value, list) else [value]:
-        text = item.get(_column(item, _CAPTION), item) if isinstance(item, dict) else item
-        if not isinstance(text, str | None):
+        key = _column(item, _CAPTION) if isinstance(item, dict) else None
+        inner = [item or ""] if isinstance(item, str | None) else _texts(item[key]) if key else None
+        if inner is None:
             return None
-        texts.append(text or "")
+        texts += inner
     return texts
 
 
@@ -193,7 +194,7 @@ def _split_table(text: str, delimiter: str, quoting: Any) -> list[tuple[int, lis
 
 
 def _arrow(file: Path) -> Iterator[Row]:
-    """Read a Parquet file, an Arrow stream, or a folder of them as `datasets.save_to_disk` writes it. Of images inside,
+    """Read a Parquet file, an Arrow file, or a folder of them as `datasets.save_to_disk` writes it. Of images inside,
     only the path is read."""
     try:
         import pyarrow
@@ -213,11 +214,12 @@ def _arrow(file: Path) -> Iterator[Row]:
     for path in files:
         with explain_errors(f"{path} cannot be read", "give a whole file"):
             is_parquet = path.suffix == ".parquet"
-            source = (
-                parquet.ParquetFile(path)
-                if is_parquet
-                else pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
-            )
+            memory = pyarrow.memory_map(str(path))
+            # the library datasets writes streams; Feather, as pandas writes it, is a file
+            is_file = memory.read(6) == b"ARROW1"
+            memory.seek(0)
+            open_arrow = pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream
+            source = parquet.ParquetFile(memory) if is_parquet else open_arrow(memory)
             schema = source.schema_arrow if is_parquet else source.schema
             image, caption = _required_columns(schema.names, file)
             is_inside = pyarrow.types.is_struct(schema.field(image).type)
