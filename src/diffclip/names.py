@@ -109,6 +109,15 @@ METRICS = {
 }
 
 
+HEADLINES = {
+    "retrieval": ("image_retrieval_recall@5", "text_retrieval_recall@5"),
+    "mmvp": ("pair_accuracy",),
+}
+"""The metrics by which pages and cards show a task; other tasks show the first that they record, and linear probes the
+one that chooses their cost."""
+HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that pages and cards show
+
+
 def metric_of(name: str) -> Metric:
     """Look up a metric; an unknown name is a share of which more is better."""
     return METRICS.get(name, Metric(name.replace("_", " ")))

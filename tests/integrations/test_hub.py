@@ -1,5 +1,6 @@
 """Models on the hub: a pushed model loads unchanged, with our functions and with the hub's own."""
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,15 @@ from diffclip import CLIP, InputError
 from diffclip.evaluation.records import Record, write_records
 from diffclip.integrations.hub import push_to_hub
 from diffclip.weights import weights_digest
+
+MEASURES = (
+    ("zero-shot", "acc1"),
+    ("zero-shot", "acc5"),
+    ("retrieval", "image_retrieval_recall@1"),
+    ("retrieval", "image_retrieval_recall@5"),
+    ("mmvp", "mean_per_pattern_accuracy"),
+    ("mmvp", "pair_accuracy"),
+)
 
 
 def run_folder(model_folder: Path, folder: Path) -> Path:
@@ -32,8 +42,8 @@ def write_results(file: Path, model: CLIP, **facts: Any) -> Path:
         "split": "test",
         "protocol": "",
     }
-    numbers = {"task": "zero-shot", "metric": "acc1", "value": 0.5, "count": 10, "low": 0.4, "high": 0.6}
-    write_records(file, [Record(**fields, **numbers, seed=7, **facts)])
+    fields |= {"value": 0.5, "count": 10, "low": 0.4, "high": 0.6, "seed": 7, **facts}
+    write_records(file, [Record(**fields, task=task, metric=metric) for task, metric in MEASURES])
     return file
 
 
@@ -92,7 +102,8 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(
             'diffclip.load("hf-hub:me/mine")',
         ):
             assert part in done.stdout
-        assert done.stdout.count("| zero-shot |") == 1  # headlines alone
+        shown = re.findall(r"^\| \S+ \| cifar10, test \| (\S+)", done.stdout, re.MULTILINE)
+        assert shown == ["acc1", "image_retrieval_recall@5", "pair_accuracy"]  # headlines alone
     other = write_results(tmp_path / "other.jsonl", diffclip.load(save_model(tmp_path / "other", 1))[0])
     refused = diffclip_command("push", run, "me/mine", "--results", other, "--dry-run")
     assert refused.returncode == 2

@@ -15,6 +15,7 @@ from typing import Any
 
 from diffclip.data.published_sets import base_of, images_of
 from diffclip.evaluation.records import Record
+from diffclip.names import HEADLINES
 
 SIX_TASKS, OUT_OF_DOMAIN = DERIVED = "six-tasks", "out-of-domain"
 AVERAGE, MEAN_OF_SHIFTS = "average", "mean_of_shifts"
@@ -38,11 +39,16 @@ _PER_CLASS = re.compile(
 
 
 def headline_metric(dataset: str) -> str:
-    """Return the metric that chooses the cost of a linear probe on a set, and that reports show.
+    """Return the metric that chooses the cost of a linear probe on a set.
 
     As in lgssl, it is the mean over classes for aircraft, pets, Caltech-101 and flowers.
     """
     return "mean_per_class_recall" if _PER_CLASS.search(dataset.lower()) else "acc1"
+
+
+def headline_metrics(task: str, dataset: str) -> tuple[str, ...]:
+    """Return the metrics by which a task on a set is shown; none: the first that it records."""
+    return (headline_metric(dataset),) if task == "linear-probe" else HEADLINES.get(task, ())
 
 
 def with_averages(records: Iterable[Record]) -> list[Record]:

@@ -10,21 +10,16 @@ from typing import Any
 import pandas as pd
 
 from diffclip.errors import InputError, unknown_name
-from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
+from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metrics
 from diffclip.evaluation.family import Contrast, Endpoint, Endpoints, Family
 from diffclip.evaluation.records import load_records, record_files
 from diffclip.evaluation.verdicts import IDENTITY, SPEC_FILE, compute_verdicts, measure_key
+from diffclip.names import HEADLINE_EPSILON
 from diffclip.report.names import ASIDE, in_order, is_share, measure_label, variant_in_name
 from diffclip.study.results import RUNS_FILE, read_spec, read_timing, saved_curves
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
 BASELINE, TREATED = "CLIP", "DiffCLIP"
-_HEADLINES = {
-    "retrieval": ("image_retrieval_recall@5", "text_retrieval_recall@5"),
-    "mmvp": ("pair_accuracy",),
-}
-"""By task the metrics in the first table; other tasks show the first recorded one, linear probes `headline_metric`."""
-HEADLINE_EPSILON = 1.0  # the size of an attack, in 255ths, that the first table shows
 
 
 @dataclass(frozen=True)
@@ -248,9 +243,7 @@ def headlines(records: pd.DataFrame) -> list[int]:
     # blind POPE is a baseline: it comes last, so that it is not the headline, whichever file came first
     rest = rest.sort_values("task", key=lambda tasks: tasks == "pope-blind", kind="stable")
     for (task, dataset), rows in rest.groupby(["task", "dataset"], sort=False):
-        metrics = list(_HEADLINES.get(str(task), rows["metric"].iloc[:1]))
-        if task == "linear-probe":
-            metrics = [headline_metric(str(dataset))]
+        metrics = headline_metrics(str(task), str(dataset)) or (rows["metric"].iloc[0],)
         maps = rows["map"].fillna("")
         rows = rows[maps == maps.iloc[0]]
         if rows["epsilon"].eq(HEADLINE_EPSILON).any():
