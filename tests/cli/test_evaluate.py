@@ -15,7 +15,6 @@ from diffclip import names
 from diffclip.cli.main import app
 from diffclip.errors import DiffCLIPError
 from diffclip.evaluation.records import read_records
-from diffclip.evaluation.results_file import ResultsFile, outcome_key
 from diffclip.evaluation.run import TASKS
 
 call = partial(in_process.call, "evaluate")
@@ -138,8 +137,6 @@ def test_suite_evaluates_two_models_over_several_draws(model_folder, save_model,
     assert [record.draw for record in few_shot] == [0, 1, 0, 1]
     panels = {"linear probing", "few-shot", "image retrieval", "text retrieval", "zero-shot"}
     assert {record.dataset for record in records if record.task == "six-tasks"} == panels
-    outcomes = ResultsFile(output).outcomes
-    assert {outcome_key(record) for record in measured if record.metric == "acc1"} <= set(outcomes)
     assert "zero-shot" in table
     assert f"Tables and figures: diffclip report {output}" in table
 

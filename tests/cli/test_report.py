@@ -34,7 +34,7 @@ def test_pages_have_a_title_and_the_command_and_other_endings_are_refused(runs, 
     file = "runs/CLIP-s0/results.jsonl"
     for options, words in (
         (("--output", file), "give a name that ends with .html"),
-        (("--markdown", "runs/CLIP-s0/results.outcomes.npz"), "give a name that ends with .md"),
+        (("--markdown", "runs/CLIP-s0/results.stamps.json"), "give a name that ends with .md"),
     ):
         with pytest.raises(InputError, match=words):
             call(file, *options)

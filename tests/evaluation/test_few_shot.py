@@ -93,9 +93,6 @@ def test_score_is_the_mean_over_answers_clustered_by_image(both):
     assert 0.5 < score.value < 1
     assert score.low < score.value < score.high
     assert score.high - score.low > 0.02  # 60 test images, not 5000 independent episodes
-    assert score.hits.mean() == pytest.approx(score.value, abs=1e-12)
-    assert set(score.hits.tolist()) == {0.0, 1.0}
-    assert sorted(set(score.clusters.tolist())) == list(range(60))
     noise = Features("s/test", torch.randn(60, 16, generator=torch.Generator().manual_seed(5)), test.labels)
     assert score_episodes(train, noise, list("abcdef")).value == pytest.approx(0.2, abs=0.05)
 

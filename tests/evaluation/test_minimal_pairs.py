@@ -110,7 +110,8 @@ def test_mmvp_equals_the_published_script(folder):
     scores = {score.metric: score for score in results}
     assert sum(map(sum, right.values())) > 0
     for pattern, wanted in right.items():
-        assert scores[f"pair_accuracy/{pattern}"].hits.tolist() == wanted
+        score = scores[f"pair_accuracy/{pattern}"]
+        assert (score.count, score.value) == (2, np.mean(wanted))
     mean = sum(sum(hits) / len(hits) for hits in right.values()) / 9
     assert scores["mean_per_pattern_accuracy"].value == pytest.approx(mean)
     whole = ["mean_per_pattern_accuracy", "pair_accuracy", "statement_accuracy", "group_match"]
@@ -126,14 +127,13 @@ def test_mmvp_scores_have_the_right_counts_means_and_intervals(tmp_path):
     }
     scores = mmvp(Setting(Colors(), Pixels(), tokens, pairs, 3))
     mean, pooled, statements, groups, color, view = scores
-    assert (groups.value, groups.hits.tolist(), groups.chance) == (0.75, [1, 0, 1, 1], 0.5)
-    assert (mean.value, mean.count, mean.hits) == (pytest.approx((1 + 2 / 3) / 2), 4, None)
-    assert (pooled.value, pooled.count, pooled.hits.sum()) == (0.75, 4, 3)
-    assert (color.metric, color.count, color.hits.sum()) == ("pair_accuracy/Color and Appearance", 3, 2)
+    assert (groups.value, groups.count, groups.chance) == (0.75, 4, 0.5)
+    assert (mean.value, mean.count) == (pytest.approx((1 + 2 / 3) / 2), 4)
+    assert (pooled.value, pooled.count) == (0.75, 4)
+    assert (color.metric, color.count, color.value) == ("pair_accuracy/Color and Appearance", 3, 2 / 3)
     assert (view.metric, view.value, view.high) == ("pair_accuracy/Viewpoint and Perspective", 1, 1)
     assert all(0 <= score.low <= score.value <= score.high <= 1 for score in scores)
     assert (statements.value, statements.count, statements.chance) == (7 / 8, 8, 0.5)
-    assert statements.clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert {score.chance for score in scores if score not in (statements, groups)} == {0.25}
 
 
@@ -213,14 +213,12 @@ def test_sugarcrepe_has_an_accuracy_per_file_and_their_average(tmp_path) -> None
     scores = scores_of(data)
     assert list(scores) == ["average", *FILES]
     for name in FILES:
-        assert scores[name].hits.tolist() == right[name]
+        assert scores[name].count == len(right[name])
         assert (scores[name].value, scores[name].chance) == (pytest.approx(np.mean(right[name])), 0.5)
     average = scores["average"]
     assert average.value == pytest.approx(np.mean([np.mean(hits) for hits in right.values()]))
-    assert average.hits.mean() == pytest.approx(average.value)
     assert (average.count, average.facts["of"]) == (sum(map(len, right.values())), tuple(FILES))
     assert 0 <= average.low <= average.value <= average.high <= 1
-    assert len(set(average.clusters.tolist())) == 3
 
 
 def test_sugarcrepe_folder_may_have_other_files_and_images_beside_it(tmp_path) -> None:

@@ -2,17 +2,14 @@
 
 import re
 
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from made_records import made, make_record, results_from, write_lines, write_study
 from scipy import stats
 
-from diffclip.cli.evaluate_table import show_records
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records, records_table, write_records, write_table
-from diffclip.evaluation.results_file import Outcomes, outcome_key
 from diffclip.evaluation.verdicts import write_verdicts
 from diffclip.report.compare import cautions, headline, verdict_class, verdict_text
 from diffclip.report.frame import read_results, results_of
@@ -252,19 +249,3 @@ def test_models_with_different_training_data_are_not_compared():
     }
     assert set(zip(rows["arm"], rows["against"], strict=True)) == pairs
     assert cautions(results)[0].startswith("DiffCLIP-vision-ViT-B-16: not compared, as no CLIP of its size")
-
-
-def test_terminal_table_shows_the_difference_over_all_draws(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "140")
-    facts = {"CLIP": [0.25, 0.75], "DiffCLIP": [0.5, 0.5]}
-    records, outcomes = [], {}
-    for model, values in facts.items():
-        about = {"model": model, "seed": 0, "weights": f"{model}-s0"}
-        for draw, value in enumerate(values):
-            records.append(make_record(about, "few-shot", "cifar10", "acc1", value, draw=draw))
-            # each draw has episodes of other images, which both models share
-            clusters = np.random.default_rng(draw).integers(0, 50, 100)
-            hits = (np.arange(100) < 100 * value).astype(float)
-            outcomes[outcome_key(records[-1])] = Outcomes(hits, clusters)
-    show_records(records, outcomes, headlines_only=False)
-    assert "0.0 [−" in capsys.readouterr().out

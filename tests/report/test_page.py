@@ -125,7 +125,7 @@ def test_a_page_in_every_form_has_one_p_and_one_verdict_for_each_comparison(
         text = html.unescape((tmp_path / name).read_text("utf-8"))
         assert all(p.strip("< ") in text and verdict in text for p, verdict, _ in told.values())
     monkeypatch.setenv("COLUMNS", "250")
-    show_records(read_records(study / "results.jsonl"), {}, headlines_only=True)
+    show_records(read_records(study / "results.jsonl"), headlines_only=True)
     loose = results_of(load_records(study)).verdicts
     printed = capsys.readouterr().out
     assert all(word in printed for word in set(loose["verdict"]))

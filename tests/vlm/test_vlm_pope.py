@@ -71,8 +71,6 @@ def test_metrics_match_values_computed_by_hand() -> None:
     expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8, 0)
     assert values == pytest.approx(dict(zip(METRICS, expected, strict=True)))
     assert [score.chance for score in scores.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 0])
-    assert scores["accuracy"].hits is not None
-    assert scores["accuracy"].hits.tolist() == [1, 1, 1, 0, 0, 0, 1, 1]
     assert [score.chance for score in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0, 0]
     garbage = scored("ynynynyn", "????????")
     assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 1])
@@ -105,7 +103,6 @@ def test_the_overall_score_is_the_mean_of_the_three_splits() -> None:
     scores = score_answers(questions, {"random": ["Yes"] * 4, "popular": right * 3, "adversarial": right * 4})
     assert [scores[split][0].value for split in (*SPLITS, "overall")] == pytest.approx([0.5, 1, 1, 2.5 / 3])
     assert (scores["random"][0].count, scores["overall"][0].count) == (4, 18)
-    assert scores["overall"][0].hits.mean() == pytest.approx(scores["overall"][0].value)
     assert "asked without the image" in scores["overall"][0].facts["protocol"]
 
 

@@ -187,7 +187,7 @@ def _show(records: Sequence[Record], results: ResultsFile, several: bool, json_l
             if several
             else records
         )
-        show_records(chosen, results.outcomes, headlines_only=several)
+        show_records(chosen, headlines_only=several)
         if results.path is not None and several:
             page = results.path.with_name(f"{results.path.stem}-report.html")
             command = shlex.join(["diffclip", "report", str(results.path), "--output", str(page)])

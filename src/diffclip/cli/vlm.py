@@ -120,8 +120,7 @@ def evaluate(
 
     Example: diffclip vlm evaluate runs/vlm_clip runs/vlm_diffclip --data scenes/questions --output pope.jsonl
 
-    Two models are compared on the same questions, and a finished model is not asked again. The same command with
-    --blind adds the answers without the images.
+    A finished model is not asked again. The same command with --blind adds the answers without the images.
     `diffclip report` makes the paper's Table 3 from the records.
     """
     require_group("vlm", "transformers")
@@ -135,7 +134,7 @@ def evaluate(
 
     questions, results = open_questions(data, images, blind=blind), ResultsFile(output)
     records = evaluate_models(models, questions, results, batch_size, pick_device(device), show_progress)
-    show_records(records, results.outcomes, headlines_only=False)
+    show_records(records, headlines_only=False)
 
 
 @vlm.command("demo")

@@ -95,9 +95,8 @@ def score_episodes(
 ) -> Score:
     """Score `acc1`, the mean accuracy over `EPISODES` episodes.
 
-    Episodes share images, so as independent trials they would make any two models differ "significantly". Therefore
-    test images, with all answers about them, are resampled and paired with another model's. `hits` holds one value per
-    answer, weighted so that their mean is the mean over episodes. `clusters` holds the image of each answer.
+    Episodes share images, so as independent trials they would give intervals that are far too narrow. Therefore test
+    images are resampled, each with all answers about it.
     """
     classes = len(classnames)
     if classes < WAY:
@@ -110,14 +109,11 @@ def score_episodes(
     right = episode_hits(train.values, test.values, episodes, progress)
     counts = episodes.mask.sum((1, 2)).double()
     accuracies = right.sum((1, 2)) / counts
-    weights = (episodes.mask.sum() / (len(counts) * counts))[:, None, None].expand_as(right)
-    images, order = episodes.queries[episodes.mask].sort(stable=True)
-    hits = (right * weights)[episodes.mask][order].numpy()
-    value, unweighted = float(accuracies.mean()), right[episodes.mask][order].double().numpy()
-    # the interval of the plain mean over answers, which stays within 0 and 1, moved to the weighted mean
-    shift = value - float(unweighted.mean())
-    low, high = (min(1.0, max(0.0, bound + shift)) for bound in mean_interval(unweighted, images))
-    return Score("acc1", value, len(accuracies), low, high, 1 / WAY, hits, images.numpy())
+    value, answers = float(accuracies.mean()), right[episodes.mask].double().numpy()
+    # the interval of the plain mean over answers, which stays within 0 and 1, moved to the mean over episodes
+    bounds = mean_interval(answers, episodes.queries[episodes.mask])
+    low, high = (min(1.0, max(0.0, bound + value - float(answers.mean()))) for bound in bounds)
+    return Score("acc1", value, len(accuracies), low, high, 1 / WAY)
 
 
 def _draw_images(

@@ -186,10 +186,10 @@ def _watching(model: Any) -> Iterator[tuple[list[tuple[Tensor, Tensor]], list[Te
 
 
 def _ratio(score: Score) -> Score:
-    """Turn the mean logarithm of sink ratios into a geometric mean; drop `hits`: paired tests need a plain mean."""
+    """Turn the mean logarithm of sink ratios into a geometric mean."""
     if score.metric != SINK_RATIO:
         return score
     assert score.low is not None
     assert score.high is not None
     value, low, high = map(math.exp, (score.value, score.low, score.high))
-    return replace(score, value=value, low=low, high=high, hits=None)
+    return replace(score, value=value, low=low, high=high)

@@ -15,7 +15,6 @@ Shapes: P pairs, D joint width.
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +56,6 @@ def mmvp(setting: Setting[EvaluationSet]) -> list[Score]:
     `pair_accuracy/PATTERN` of each pattern.
 
     The first is what the publications call the average. A pattern without pairs is left out, also of the mean.
-    The other scores have outcomes: the sum of their `hits` is the number of right pairs (or statements).
     """
     data = setting.data
     encoded = setting.encoded()
@@ -143,7 +141,7 @@ def _read_rows(file: Path) -> tuple[list[str], list[str], list[list[str]]]:
 def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
     """Measure `average`, the mean of the files' accuracies, and the accuracy of each file by its name.
 
-    Items of one image are resampled together. Outcomes of `average` are weighted so that each file counts the same.
+    Items of one image are resampled together.
     """
     encoded = setting.encoded()
     images, positions = encoded.embeddings, encoded.positions
@@ -160,8 +158,7 @@ def sugarcrepe(setting: Setting[ChoiceSet]) -> list[Score]:
     names, files = np.unique([choice.file for choice in choices], return_inverse=True)
     images_of = np.array([choice.image for choice in choices])
     average = class_mean_score("average", hits, files, 0.5, images_of)
-    weighted = hits * (len(hits) / len(names) / np.bincount(files))[files]
-    scores = [replace(average, hits=weighted, clusters=images_of, facts={"of": tuple(names.tolist())})]
+    scores = with_facts([average], of=tuple(names.tolist()))
     for number, name in enumerate(names.tolist()):
         in_file = files == number
         scores.append(mean_score(name, hits[in_file], 0.5, images_of[in_file]))

@@ -1,8 +1,5 @@
-"""A file of records that grows task by task, with a file beside it to compare by item and to resume from.
-
-Beside `results.jsonl`, `results.outcomes.npz` holds the outcome of each item (for paired comparisons of two trained
-models), and a stamp of what each finished task was measured on. Files are written completely or not at all.
-"""
+"""A file of records that grows task by task. `results.stamps.json` beside `results.jsonl` says of each finished task
+what it was measured on. Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,16 +7,13 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from diffclip.errors import InputError
 from diffclip.evaluation.averages import DERIVED, with_averages
-from diffclip.evaluation.records import MEASURE, Record, read_records, write_records
+from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.scores import Score
-from diffclip.files import hold_lock, write_atomically
+from diffclip.files import hold_lock, write_text
 
 _MEASUREMENT = ("model", "weights", "seed", "task", "dataset", "split", "templates")
 _TASK = (*_MEASUREMENT, "draw")
@@ -27,18 +21,6 @@ _TASK = (*_MEASUREMENT, "draw")
 
 class UnwritableResultsError(InputError):
     """The file of results cannot be written; its earlier results are as they were."""
-
-
-class Outcomes(NamedTuple):
-    """The outcome of each item [n], and the cluster [n] it belongs to (None: items are independent)."""
-
-    hits: NDArray[np.float64]
-    clusters: NDArray[np.int64] | None
-
-
-def outcome_key(record: Record) -> str:
-    """Return the name under which the outcomes of a record are kept."""
-    return _key(record, "model", "weights", "seed", "draw", *MEASURE)
 
 
 class ResultsFile:
@@ -61,7 +43,6 @@ class ResultsFile:
             )
         self.path = path
         self._records: list[Record] = []
-        self.outcomes: dict[str, Outcomes] = {}
         self._stamps: dict[str, str] = {}
         self.replaced = 0
         self._read()
@@ -70,7 +51,7 @@ class ResultsFile:
         if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
             # without stamps, all tasks are measured again
-            self.outcomes, self._stamps = _read_side_file(self.path)
+            self._stamps = _read_stamps(self.path)
 
     @property
     def records(self) -> list[Record]:
@@ -104,21 +85,16 @@ class ResultsFile:
             draws = [record for record in self._records if _key(record, *_MEASUREMENT) == measurement]
             outdated = {task for record in draws if self._stamps.get(task := _key(record, *_TASK)) != stamp}
             kept = [record for record in self._records if _key(record, *_TASK) not in {key, *outdated}]
-            names = {outcome_key(record) for record in kept}
             self._records = kept + records
-            self.outcomes = {name: own for name, own in self.outcomes.items() if name in names}
-            for record, score in zip(records, scores, strict=True):
-                if score.hits is not None:
-                    self.outcomes[outcome_key(record)] = Outcomes(score.hits, score.clusters)
             self._stamps = {task: own for task, own in self._stamps.items() if task not in outdated}
             self.replaced += bool(outdated)
             if path is not None:
                 try:
                     if outdated:  # if killed before the end, an old stamp must not stand for the new records
-                        self._write_side_file(path)
+                        self._write_stamps(path)
                     write_records(path, self.records)
                     self._stamps[key] = stamp
-                    self._write_side_file(path)
+                    self._write_stamps(path)
                 except (OSError, InputError) as error:
                     raise UnwritableResultsError(
                         f"{error}; earlier results are kept: run the command again when there is space"
@@ -126,40 +102,22 @@ class ResultsFile:
         self._stamps[key] = stamp
         return records
 
-    def _write_side_file(self, path: Path) -> None:
-        index = {"outcomes": list(self.outcomes), "stamps": self._stamps}
-        arrays: dict[str, Any] = {"index": np.frombuffer(json.dumps(index).encode(), np.uint8)}
-        for i, outcomes in enumerate(self.outcomes.values()):
-            arrays[f"hits{i}"] = outcomes.hits
-            if outcomes.clusters is not None:
-                arrays[f"clusters{i}"] = outcomes.clusters
-        with write_atomically(_side_file(path)) as temporary, temporary.open("wb") as handle:
-            np.savez_compressed(handle, **arrays)
+    def _write_stamps(self, path: Path) -> None:
+        write_text(_stamps_file(path), json.dumps(self._stamps))
 
 
-def _read_side_file(records: Path) -> tuple[dict[str, Outcomes], dict[str, str]]:
-    """Read outcomes and stamps; none if the file is missing or damaged."""
+def _read_stamps(records: Path) -> dict[str, str]:
+    """Read the stamps by task; none if the file is missing or damaged, as the records are valid without it."""
     try:
-        with np.load(_side_file(records), allow_pickle=False) as data:
-            index = json.loads(data["index"].tobytes())
-            arrays = ((data[f"hits{i}"], data.get(f"clusters{i}")) for i in range(len(index["outcomes"])))
-            outcomes = {key: Outcomes(*own) for key, own in zip(index["outcomes"], arrays, strict=True)}
-            return outcomes, index["stamps"]
-    # zipfile, NumPy and JSON raise almost anything for damaged bytes, and the records are valid without this file
-    except Exception:
-        return {}, {}
+        stamps = json.loads(_stamps_file(records).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return stamps if isinstance(stamps, dict) else {}
 
 
-def _side_file(records: Path) -> Path:
-    return records.with_name(f"{records.name.removesuffix('.jsonl')}.outcomes.npz")
+def _stamps_file(records: Path) -> Path:
+    return records.with_name(f"{records.name.removesuffix('.jsonl')}.stamps.json")
 
 
 def _key(record: Record, *names: str) -> str:
     return json.dumps([getattr(record, name) for name in names])
-
-
-def same_items(first: Outcomes, second: Outcomes) -> bool:
-    """Tell whether outcomes are of the same items, so that they can be paired."""
-    if first.clusters is None or second.clusters is None:
-        return first.clusters is second.clusters and len(first.hits) == len(second.hits)
-    return np.array_equal(first.clusters, second.clusters)

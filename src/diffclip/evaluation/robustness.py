@@ -54,7 +54,6 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     def right(features: Tensor, truth: Tensor) -> Tensor:
         return (classification_ranks(features, classifier, truth) == 0).double()
 
-    positions: list[int] = []
     hits: dict[tuple[str, float], list[Tensor]] = {}
     for batch in setting.batches(setting.preprocess.pixels):
         pixels = batch.images.to(classifier.device) / 255
@@ -72,17 +71,14 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
             found["local_lipschitz", epsilon] = (features - clean).norm(dim=1).div(change).double().cpu()
         for key, values in found.items():
             hits.setdefault(key, []).append(values)
-        positions += batch.positions
     outcomes = {key: torch.cat(values).numpy() for key, values in hits.items()}
     was_right = outcomes["adversarial_accuracy", 0.0] == 1
     for epsilon in EPSILONS if was_right.any() else ():
         outcomes["attack_success", epsilon] = 1 - outcomes["adversarial_accuracy", epsilon][was_right]
     chances = dict.fromkeys(("adversarial_accuracy", "noise_accuracy"), chance_at(1, classifier.shape[1]))
-    # positions as clusters: models are paired only if they were right about the same images
-    clusters = {"attack_success": np.array(positions)[was_right]}
     scores: list[Score] = []
     for (metric, epsilon), own in sorted(outcomes.items()):
-        score = mean_score(metric, own, chances.get(metric), clusters.get(metric))
+        score = mean_score(metric, own, chances.get(metric))
         scores += with_facts([score], epsilon=epsilon)
     method = (
         f"PGD in L∞ on pixels, {STEPS} steps of {STEP_SIZE:g} ε, random start, cross-entropy of the logits; noise: ±ε "

@@ -1,4 +1,4 @@
-"""Scores, the results of a task: each is a number with its interval, chance level and the outcome of every item."""
+"""Scores, the results of a task: each is a number with its interval and its chance level."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class Score:
 
     Attributes:
         metric, value, count, low, high, chance: as in `Record`.
-        hits: [n] the outcome of each item, for paired comparisons; None if the metric is no plain mean over items.
-        clusters: [n] the cluster of each item; None if items are independent.
         facts: other fields of `Record`, such as `layer`, `classes`, `draw` and `protocol`.
     """
 
@@ -34,8 +32,6 @@ class Score:
     low: float | None
     high: float | None
     chance: float | None
-    hits: NDArray[np.float64] | None = None
-    clusters: NDArray[np.int64] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, **facts: Any) -> Record:
@@ -54,7 +50,7 @@ def mean_score(
 ) -> Score:
     """Score the mean of `hits` [n]; items of one cluster are resampled together."""
     low, high = mean_interval(hits, clusters, metric_of(metric).bounds)
-    return Score(metric, float(hits.mean()), len(hits), low, high, chance, hits, clusters)
+    return Score(metric, float(hits.mean()), len(hits), low, high, chance)
 
 
 def recall_score(metric: str, ranks: Tensor, k: int, chance: float, clusters: Tensor | None = None) -> Score:
@@ -70,7 +66,7 @@ def class_mean_score(
     chance: float,
     clusters: NDArray[np.int64] | None = None,
 ) -> Score:
-    """Score the mean over classes of each class's mean of `hits` [n]; it is no plain mean, so it has no outcomes."""
+    """Score the mean over classes of each class's mean of `hits` [n]; `clusters` as in `mean_score`."""
     value = mean_per_class(torch.from_numpy(hits), torch.from_numpy(labels))
     return Score(metric, value, len(hits), *class_mean_interval(hits, labels, clusters), chance)
 
@@ -115,16 +111,15 @@ def map_scores(
     chance: Callable[[MapMetric], float | None],
     clusters: NDArray[np.int64] | None = None,
 ) -> list[Score]:
-    """Score values [n] by map and metric: first all headlines, with their outcomes, then all layers, then all heads."""
+    """Score values [n] by map and metric: first all headlines, then all layers, then all heads."""
     keys = sorted(table, key=lambda key: (key.layer is not None, key.head is not None))
     outcomes = [table[key].numpy() for key in keys]
     bounds = [(-1.0, 1.0) if key.map == DIFFERENCE else metric_of(key.metric).bounds for key in keys]
     intervals = mean_intervals(np.stack(outcomes, axis=1), clusters, bounds)
-    scores = []
-    for key, values, (low, high) in zip(keys, outcomes, intervals.tolist(), strict=True):
-        items: dict[str, Any] = {"hits": values, "clusters": clusters} if key.layer is None else {}
-        facts = {"map": key.map, "layer": key.layer, "head": key.head}
-        scores.append(
-            Score(key.metric, float(values.mean()), len(values), low, high, chance(key), **items, facts=facts)
+    return [
+        Score(
+            *(key.metric, float(values.mean()), len(values), low, high, chance(key)),
+            facts={"map": key.map, "layer": key.layer, "head": key.head},
         )
-    return scores
+        for key, values, (low, high) in zip(keys, outcomes, intervals.tolist(), strict=True)
+    ]

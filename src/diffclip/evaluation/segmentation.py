@@ -26,8 +26,7 @@ MAJORITY = "majority class"
 def segmentation(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `mean_iou`, over the classes that occur, and `pixel_accuracy`, over all labeled pixels, of each map.
 
-    `setting.preprocess` must not crop. The outcome of an image in `pixel_accuracy` is its number of right pixels,
-    divided by the mean number of labeled pixels.
+    `setting.preprocess` must not crop.
     """
     model, data, classes = setting.model, setting.data, len(setting.data.classnames)
     classifier = setting.classifier()
@@ -105,21 +104,8 @@ def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:
     total = counts.sum(0)
     actual = total[2]
     guessed = np.stack([actual / classes, np.full(classes, actual.sum() / classes), actual])
-    hits = counts[:, 0].sum(-1) * images / actual.sum()
-    return [
-        Score(
-            *(
-                metric,
-                float(measure(total)),
-                images,
-                *sums_interval(counts, measure),
-                float(measure(guessed)),
-            ),
-            outcome,
-            facts={"map": name},
-        )
-        for metric, measure, outcome in (
-            ("mean_iou", mean_iou, None),
-            ("pixel_accuracy", pixel_accuracy, hits),
-        )
+    scores = [
+        Score(metric, float(measure(total)), images, *sums_interval(counts, measure), float(measure(guessed)))
+        for metric, measure in (("mean_iou", mean_iou), ("pixel_accuracy", pixel_accuracy))
     ]
+    return with_facts(scores, map=name)

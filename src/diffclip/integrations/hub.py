@@ -125,6 +125,6 @@ def _format_results(records: Iterable[Record]) -> str:
         shown = {one.metric: one for one in reversed(found) if one.epsilon in (None, HEADLINE_EPSILON)}
         for record in [shown[metric] for metric in metrics if metric in shown] or found[:1]:
             interval = "" if record.low is None else f"{record.low:.4f} to {record.high:.4f}"
-            facts = (task, f"{dataset}, {split}", record.metric, f"{record.value:.4f}", interval, record.count)
-            lines.append(f"| {' | '.join(map(str, facts))} |")
+            facts = f"{record.metric} | {record.value:.4f} | {interval} | {record.count}"
+            lines.append(f"| {task} | {dataset}, {split} | {facts} |")
     return "\n".join(lines) if measured else "Not stated."

@@ -138,9 +138,6 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     predicted = np.array([read_answer(text) == "yes" for text in texts], float)
     neither = np.array([is_neither(text) for text in texts], float)
     frequent = np.array([label[splits == index].mean() >= 0.5 for index in range(len(SPLITS))], float)
-    right = (label == predicted).astype(float)
-    # weighted so that the mean over all questions is the mean over the splits
-    weighted = right * (len(items) / len(SPLITS) / np.bincount(splits))[splits]
 
     def sums(predictions: NDArray[np.float64], neither: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum v and w over the questions of each image: [images, splits, metrics, 2]."""
@@ -156,18 +153,14 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     for split, chosen in [*((split, [index]) for index, split in enumerate(SPLITS)), (OVERALL, [0, 1, 2])]:
         mask = np.isin(splits, chosen)
         facts = {"split": split, "protocol": _protocol(questions, split, label[mask], len(set(images[mask])))}
-        scores[split], outcomes = [], (weighted if split == OVERALL else right)[mask]
+        scores[split] = []
         for number, metric in enumerate(METRICS):
             part = model_sums[:, chosen, number]
             low, high = sums_interval(part, _ratio) if part.sum(0)[:, 1].all() else (0.0, 1.0)
             value, chance = (
                 float(_ratio(part.sum(0)[None])[0]) for part in (part, constant[:, chosen, number])
             )
-            is_mean = metric == "accuracy"
-            hits, clusters = (outcomes, images[mask]) if is_mean else (None, None)
-            scores[split].append(
-                Score(metric, value, int(mask.sum()), low, high, chance, hits, clusters, facts)
-            )
+            scores[split].append(Score(metric, value, int(mask.sum()), low, high, chance, facts))
     return scores
 
 
