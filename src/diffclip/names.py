@@ -16,7 +16,12 @@ TASKS = {
     "robustness": "robustness",
 }
 """The tasks of `diffclip evaluate`."""
-OTHER_TASKS = {"pope": "POPE", "pope-blind": "blind POPE", "out-of-domain": "out of domain"}
+OTHER_TASKS = {
+    "pope": "POPE",
+    "pope-blind": "blind POPE",
+    "out-of-domain": "out of domain",
+    "six-tasks": "means over sets",
+}
 """Names of records that are no tasks of `diffclip evaluate`."""
 Group = Literal["sweep", "models", "ablations"]
 GROUPS: tuple[Group, ...] = get_args(Group)

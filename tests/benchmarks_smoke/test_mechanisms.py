@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 from made_records import make_record
+from tiny import SIZES
 
 from benchmarks import mechanisms
 from diffclip.attention import ATTENTION_LAYERS
+from diffclip.config import variant_config
 from diffclip.evaluation.family import Family
 from diffclip.evaluation.records import records_table
 from diffclip.evaluation.verdicts import compute_verdicts, write_verdicts
@@ -15,7 +17,7 @@ from diffclip.evaluation.verdicts import compute_verdicts, write_verdicts
 
 def test_the_page_has_every_kind_with_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mechanisms, "SIZE", "ViT-Ti-16")
+    monkeypatch.setattr(mechanisms, "named_config", lambda name: variant_config(name.split("-ViT")[0], SIZES))
     study = tmp_path / "experiments" / "x"
     study.mkdir(parents=True)
     contrasts = [["DiffCLIP", "CLIP"], ["DiffCLIP", "CLIP-gated"]]

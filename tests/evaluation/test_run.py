@@ -52,6 +52,13 @@ def test_built_in_sets_are_drawn_once_into_the_cache(
         Sets().open(Entry(None, "scenes"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_episodes():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diffclip.evaluation.few_shot.EPISODES", 50)
+        yield
+
+
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
     """Six classes of eight images, with a train and a test split."""

@@ -86,15 +86,11 @@ def test_a_third_noisy_arm_changes_no_number_of_two_others():
                                    check_names=False)  # fmt: skip
 
 
-def test_runs_of_other_seeds_are_tested_and_a_single_run_is_not():
-    other = results_from([*runs_of("CLIP", B, range(5, 10)), *runs_of("DiffCLIP", A)])
-    row = other.verdicts.iloc[0]
-    assert row["p"] == pytest.approx(stats.ttest_ind(A, B, equal_var=False).pvalue)
-    table = build_report(other).table
-    assert table.frame["runs"].tolist() == ["5 and 5"]
+def test_a_table_says_its_test_and_a_single_run_has_none():
+    table = build_report(results_from([*runs_of("CLIP", [*B, 0.5]), *runs_of("DiffCLIP", A)])).table
+    assert table.frame["runs"].tolist() == ["5 and 6"]
     assert "Welch's t test" in table.note
     alone = results_from([*runs_of("CLIP", B), *runs_of("DiffCLIP", [0.5])])
-    assert alone.verdicts["verdict"].tolist() == ["one run of DiffCLIP"]
     assert "One training run of DiffCLIP: another seed" in headline(alone)
     assert "p" not in build_report(alone).table.frame
 
@@ -113,23 +109,6 @@ def test_one_line_names_how_the_records_of_two_arms_differ(facts, other, words):
     line = f"DiffCLIP and CLIP: their records differ in {words} (mean recall, Flickr8k)."
     assert cautions(results) == [line]
     assert build_report(results).notes == [line]
-
-
-def test_a_measure_that_one_model_has_is_listed():
-    few_shot = ("few-shot", "cifar10", "acc1")
-    records = [*runs_of("CLIP", B), *runs_of("DiffCLIP", A), *runs_of("CLIP", B, measure=few_shot)]
-    table = build_report(results_from(records)).table.frame
-    verdicts = dict(zip(table["measure"], table["verdict"], strict=True))
-    assert verdicts["few-shot top-1, CIFAR-10"] == "not measured for DiffCLIP"
-
-
-def test_the_values_of_a_row_add_up():
-    table = build_report(results_from([*runs_of("CLIP", [*B, 0.5]), *runs_of("DiffCLIP", A)])).table.frame
-    row = table.iloc[0]
-    assert float(row["DiffCLIP"]) - float(row["CLIP"]) == pytest.approx(
-        float(row["difference"].replace("−", "-"))
-    )
-    assert row["runs"] == "5 and 6"
 
 
 def test_models_at_chance_are_no_headline():

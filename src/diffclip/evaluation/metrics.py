@@ -1,8 +1,8 @@
 """Zero-shot classification and retrieval metrics as pure functions on embeddings.
 
-Every metric comes from ranks: the number of wrong answers that score at least as high as the right answer. Ties and NaN
-therefore count against the model. Scores are computed a few rows at a time, so memory is linear in the size of the set.
-Names, and values without ties, are those of CLIP_benchmark (github.com/LAION-AI/CLIP_benchmark).
+Every metric comes from ranks: the number of wrong answers that do not score less than the right answer. Ties therefore
+count against the model. Scores are computed a few rows at a time, so memory is linear in the size of the set. Names,
+and values without ties, are those of CLIP_benchmark (github.com/LAION-AI/CLIP_benchmark).
 
 Shapes: N images, M texts, K classes, D joint width.
 """
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 RECALL_AT = (1, 5, 10)
-NEVER = torch.iinfo(torch.int64).max  # the rank of a right answer whose score is NaN: in no top k
 NOT_ASKED = -1  # the rank of an image without captions: left out of every mean
 
 # Scores held at once (16 MiB in float32); the product of very few rows would round differently.
@@ -28,7 +27,7 @@ def classification_ranks(image_features: Tensor, classifier: Tensor, labels: Ten
     """Return the rank of the true class: the number of other classes that score at least as high; 0 is right.
 
     Image features [N, D] have any floating type (scored in float32) and any length. The classifier [D, K] has a unit
-    column per class. Labels are int64 [N]. The ranks are int64 [N] on the CPU, `NEVER` where the true class scores NaN.
+    column per class. Labels are int64 [N]. The ranks are int64 [N] on the CPU.
     """
     ranks = [torch.empty(0, dtype=torch.int64)]
     for rows, scores in _score_chunks(image_features, classifier):
@@ -50,7 +49,7 @@ def retrieval_ranks(
         text→image, int64 [M]: how many other images score at least as high as the caption's own.
         image→text, int64 [N]: how many captions of other images score at least as high as the best own
         caption. An image without captions has `NOT_ASKED` here; in text→image it is a wrong answer like any other.
-        `NEVER` where the right answer scores NaN (in image→text: every own caption does). Both on the CPU.
+        Both on the CPU.
     """
     empty = torch.empty(0, dtype=torch.int64)
     text_to_image, image_to_text = [empty], [empty]
@@ -111,14 +110,11 @@ def _score_chunks(queries: Tensor, candidates: Tensor) -> Iterator[tuple[slice, 
 
 def _rank_of_column(scores: Tensor, right: Tensor) -> Tensor:
     """Count the other columns of [R, C] that do not score strictly less than column `right` [R]."""
-    right_scores = scores.gather(1, right[:, None])
-    ranks = scores.shape[1] - 1 - (scores < right_scores).sum(1)
-    return ranks.masked_fill(right_scores[:, 0].isnan(), NEVER)
+    return scores.shape[1] - 1 - (scores < scores.gather(1, right[:, None])).sum(1)
 
 
 def _rank_of_best(scores: Tensor, is_own: Tensor) -> Tensor:
     """Count the columns of [R, C] outside `is_own` that do not score strictly less than the best inside."""
-    usable = is_own & ~scores.isnan()
-    best = scores.masked_fill(~usable, -torch.inf).amax(1, keepdim=True)
+    best = scores.masked_fill(~is_own, -torch.inf).amax(1, keepdim=True)
     ranks = (~is_own).sum(1) - ((scores < best) & ~is_own).sum(1)
-    return ranks.masked_fill(~usable.any(1), NEVER).masked_fill(~is_own.any(1), NOT_ASKED)
+    return ranks.masked_fill(~is_own.any(1), NOT_ASKED)

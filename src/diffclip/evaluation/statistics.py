@@ -208,11 +208,9 @@ def compare_pooled(
 
 def holm(p: pd.Series) -> pd.Series:
     """Correct p-values for their number (Holm 1979); NaN are no tests."""
-    from statsmodels.stats.multitest import multipletests
-
-    corrected, known = p.astype("float64").copy(), p.notna()
-    if known.any():
-        corrected[known] = multipletests(p[known].to_numpy(np.float64), method="holm")[1]
+    # statsmodels' `multipletests` collects garbage each time, which takes longer than the rest of a verdict
+    known = p.astype("float64").dropna().sort_values()
+    corrected: pd.Series = (known * range(len(known), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
     return corrected
 
 

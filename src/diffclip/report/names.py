@@ -12,7 +12,7 @@ from diffclip.config import VARIANTS
 from diffclip.evaluation.averages import SIX_TASKS
 from diffclip.names import DATASETS, MAPS, OTHER_TASKS, TASKS, metric_of
 
-_TASKS = TASKS | OTHER_TASKS
+TASK_LABELS = TASKS | OTHER_TASKS
 _BARE = ("mechanics", "retrieval", "robustness", SIX_TASKS, "validation", "training", "cost")
 """Tasks that a label does not name, because the metric's own label is clear."""
 ASIDE = ("training", "cost")  # tasks without an evaluation set
@@ -42,7 +42,7 @@ def metric_label(row: Mapping[str, Any]) -> str:
     name = f"{arrow} R@{k}" if arrow and k else metric_of(base).label
     task = str(row["task"])
     if task not in _BARE:
-        name = f"{_TASKS.get(task, task)}{':' * (task in ('focus', 'mmvp'))} {name}"
+        name = f"{TASK_LABELS.get(task, task)}{':' * (task in ('focus', 'mmvp'))} {name}"
     if pd.notna(row.get("epsilon")):
         name = f"{name}, ε={row['epsilon']:g}/255"
     return f"{name}: {pattern}" if pattern else name

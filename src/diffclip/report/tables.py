@@ -14,7 +14,7 @@ from diffclip.report.compare import (
     verdict_text,
 )
 from diffclip.report.frame import Results, measures_of, values_of
-from diffclip.report.names import in_order, interval, is_share, p_text, percent
+from diffclip.report.names import TASK_LABELS, in_order, interval, is_share, p_text, percent
 from diffclip.report.printed import format_gain, paper_gains, paper_key
 
 _LATEX_ESCAPES = str.maketrans(
@@ -174,7 +174,8 @@ def all_values(results: Results) -> list[Table]:
         for start in range(0, len(models), MAX_COLUMNS):
             part = group[group["model"].isin(models[start : start + MAX_COLUMNS])]
             measures = list(part["measure"].unique())
-            tables.append(values_table(Results(part), measures, str(task), BRACKETS, f"values_{task}"))
+            title = TASK_LABELS.get(str(task), str(task))
+            tables.append(values_table(Results(part), measures, title, BRACKETS, f"values_{task}"))
     return tables
 
 
