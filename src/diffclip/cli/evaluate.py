@@ -52,12 +52,8 @@ def evaluate(
         str | None, typer.Option(help=f"{', '.join(TASKS)}; default: the task that fits the set.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Split to measure; default: test.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks that draw at random.")] = 0,
     draws: Annotated[
-        int,
-        typer.Option(
-            min=1, help="How often to run each task that draws at random, with seeds from --seed on."
-        ),
+        int, typer.Option(min=1, help="How often to run each task that draws at random, with seeds 0, 1, …")
     ] = 1,
     prompt: Annotated[str | None, typer.Option(help=_PROMPT)] = None,
     output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
@@ -124,7 +120,6 @@ def evaluate(
             position = f"task {number_of(entry)} of {planned}, " if planned > 1 else ""
             return bar.enter_context(show_progress(f"{position}{loaded.label}: {entry}"))
 
-        seeds = range(seed, seed + draws)
         for source in sources:
             try:
                 loaded = load_with_origin(source, model_name, image_size, only_clip=False)
@@ -137,7 +132,7 @@ def evaluate(
                 continue
             loaded.model.to(chosen_device)
             for measured in run_entries(
-                loaded, entries, results, sets, seeds, progress, batch_size, workers, prompt
+                loaded, entries, results, sets, range(draws), progress, batch_size, workers, prompt
             ):
                 bar.close()
                 tasks += 1

@@ -29,7 +29,7 @@ def evaluate(
     classnames: Sequence[str] = (),
     templates: Sequence[str] = ("a photo of a {c}",),
     train: Any = None,
-    seed: int = 0,
+    draw: int = 0,
     batch_size: int = 64,
     workers: int = 0,
     output: str | Path | None = None,
@@ -47,7 +47,7 @@ def evaluate(
         name: the name of a dataset in the records.
         root: the folder of published sets.
         classnames, templates, train: of a dataset with classes, see `diffclip.data.dataset.dataset_set`.
-        seed: of what the task draws.
+        draw: the seed of what the task draws.
         output: a file of records to add to; None: none is written.
         device: where to compute; None: a CUDA device if there is one, but a given module stays where it is.
 
@@ -65,7 +65,7 @@ def evaluate(
         is_set = isinstance(data, EvaluationSet)
         sets.add(entry, data if is_set else dataset_set(data, split, name, classnames, templates, train))
     results = ResultsFile(None if output is None else Path(output))
-    (measured,) = run_entries(loaded, [entry], results, sets, (seed,), batch_size=batch_size, workers=workers)
+    (measured,) = run_entries(loaded, [entry], results, sets, (draw,), batch_size=batch_size, workers=workers)
     if measured.error is not None:
         raise measured.error
     if measured.left_out is not None:

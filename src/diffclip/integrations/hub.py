@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from diffclip.config import name_of
 from diffclip.errors import hide_secrets
-from diffclip.evaluation.averages import headline_metrics
+from diffclip.evaluation.averages import DERIVED, headline_metrics
 from diffclip.evaluation.records import Record
 from diffclip.model import CLIP
 from diffclip.names import HEADLINE_EPSILON
@@ -117,7 +117,7 @@ def _format_results(records: Iterable[Record]) -> str:
     """List the headlines of each task on each set."""
     measured: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
-        if record.value is not None and record.layer is None:
+        if record.value is not None and record.layer is None and record.task not in DERIVED:
             measured.setdefault((record.task, record.dataset, record.split), []).append(record)
     lines = ["| task | dataset | metric | value | 95 % interval | items |", "| --- " * 6 + "|"]
     for (task, dataset, split), found in measured.items():
