@@ -111,8 +111,8 @@ def score_episodes(
     accuracies = right.sum((1, 2)) / counts
     value, answers = float(accuracies.mean()), right[episodes.mask].double().numpy()
     # the interval of the plain mean over answers, which stays within 0 and 1, moved to the mean over episodes
-    bounds = mean_interval(answers, episodes.queries[episodes.mask])
-    low, high = (min(1.0, max(0.0, bound + value - float(answers.mean()))) for bound in bounds)
+    bounds, shift = mean_interval(answers, episodes.queries[episodes.mask]), value - float(answers.mean())
+    low, high = (min(1.0, max(0.0, bound + shift)) for bound in bounds)
     return Score("acc1", value, len(accuracies), low, high, 1 / WAY)
 
 
