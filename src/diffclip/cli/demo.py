@@ -48,5 +48,5 @@ def demo(
         from diffclip.demo import run_demo
 
         page, records = run_demo(folder, print, show_progress, seeds)
-    show_records(records, {}, headlines_only=True)
+    show_records(records, headlines_only=True)
     print(f"The page: {page}")

@@ -157,5 +157,5 @@ def demo(
         from diffclip.vlm.demo import run_vlm_demo
 
         page, records = run_vlm_demo(folder, range(seeds), print, show_progress)
-    show_records(records, {}, headlines_only=True)
+    show_records(records, headlines_only=True)
     print(f"The page: {page}")
