@@ -210,7 +210,7 @@ def holm(p: pd.Series) -> pd.Series:
     """Correct p-values for their number (Holm 1979); NaN are no tests."""
     # statsmodels' `multipletests` collects garbage each time, which takes longer than the rest of a verdict
     known = p.astype("float64").dropna().sort_values()
-    corrected: pd.Series = (known * range(len(known), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
+    corrected: pd.Series = (known * np.arange(len(known), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
     return corrected
 
 
