@@ -3,7 +3,8 @@
 python -m experiments.recompute [NAME ...]
 
 Each row of verdicts.csv with a paired test is computed from results.csv: difference, interval and p must agree to five
-digits. So must each p that is corrected over a family: of a spec, or of a pair of models without one.
+digits. So must each p that is corrected over a family: of a spec, or of a pair of models without one. Where an arm has
+several learning rates, its value in each fold must be that at the rate with the best primary endpoint in the others.
 """
 
 import csv
@@ -32,6 +33,7 @@ def check(folder: Path) -> int:
             run = (row["seed"], row.get("fold", ""))
             key = tuple(row.get(name) or "" for name in _KEYS)
             values[*key, split][run].append(float(row["value"] or "nan"))
+    _check_rates(folder, values)
     with (folder / "verdicts.csv").open(encoding="utf-8") as file:
         tested = [row for row in csv.DictReader(file) if row.get("test")]
     families = defaultdict(list)
@@ -52,6 +54,25 @@ def check(folder: Path) -> int:
         low, high = test.confidence_interval(0.95)
         _agree(folder, row, difference=fmean(first) - fmean(second), low=low, high=high, p=test.pvalue)
     return len(rows)
+
+
+def _check_rates(folder, values):
+    """Choose the rate of each arm and fold once more, by mean recall, and compare the values with the table."""
+    arms = {key[0].partition("@")[0] for key in values if "@" in key[0]}
+    folded = [key for key, runs in values.items() if key[0] in arms and any(fold for _, fold in runs)]
+    for arm, *measure in folded:
+        rates = {key[0] for key in values if key[0].startswith(f"{arm}@") and key[1:] == tuple(measure)}
+        recalls = {
+            rate: {fold: fmean(own) for (_, fold), own in runs.items()}
+            for (rate, *other), runs in values.items()
+            if rate in rates and other[2] == "mean_recall"
+        }
+        for run, own in values[arm, *measure].items():
+            best = max(
+                rates, key=lambda rate: fmean(v for fold, v in recalls[rate].items() if fold != run[1])
+            )
+            if own != values[best, *measure][run]:
+                sys.exit(f"{folder.name}: {arm}, fold {run[1]}: the table has not the value of {best}")
 
 
 def _agree(folder, row, **values):
