@@ -39,13 +39,14 @@ test test-slow: export OMP_WAIT_POLICY := PASSIVE
 test: $(READY)
 	$(RUN) pytest -m "not slow" -n 2 --dist worksteal
 
-# The slow tests, the whole demo among them, use the package as a wheel brings it, without the repository.
+# The slow tests, the whole demo among them, use the package as a wheel brings it, without the repository. Only their files
+# are collected: the others import more packages.
 test-slow: $(READY)
 	rm -rf $(WHEEL)
 	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir $(WHEEL) .
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-index --target $(WHEEL) $(WHEEL)/diffclip-*.whl
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(WHEEL) $(RUN) pytest -m slow -n 2 --maxschedchunk 1 \
-		--nbmake --nbmake-timeout=1800 tests docs/tutorial.ipynb
+		--nbmake --nbmake-timeout=1800 $$(grep -rl 'mark.slow' --include='test_*.py' tests) docs/tutorial.ipynb
 
 test-lowest: $(READY)
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LOWEST) \
