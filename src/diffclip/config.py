@@ -206,7 +206,6 @@ VARIANTS: dict[str, Variant] = {
     # rivals
     "CLIP-gated": Variant("gated", "gated"),
     "CLIP-gated-open": Variant("gated-open", "gated-open"),
-    "CLIP-gated-headwise": Variant("gated-headwise", "gated-headwise"),
     "CLIP-registers": Variant(registers=4),
     "CLIP-gated-registers": Variant("gated", "gated", registers=4),
     "CLIP-half-heads": Variant("half-heads", "half-heads"),

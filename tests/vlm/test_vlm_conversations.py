@@ -147,11 +147,14 @@ def test_a_batch_is_padded_on_the_right(processor: Any, tmp_path: Path) -> None:
     batch = collate(rows, padding)
     longest = max(len(row["input_ids"]) for row in rows)
     assert batch["pixel_values"].shape == (2, 3, 16, 16)
+    kept = batch["logits_to_keep"]
+    assert kept == batch["labels"].shape[1] < longest  # the rest has no answer
     for row, item in enumerate(rows):
         length = len(item["input_ids"])
         rest = longest - length
         assert batch["input_ids"][row].tolist() == item["input_ids"] + [padding] * rest
-        assert batch["labels"][row].tolist() == item["labels"] + [IGNORED] * rest
+        labels = item["labels"] + [IGNORED] * rest
+        assert labels == [IGNORED] * (longest - kept) + batch["labels"][row].tolist()
         assert batch["attention_mask"][row].tolist() == [1] * length + [0] * rest
     # in the samples' order: white, then red
     assert [float(image.min()) > 0 for image in batch["pixel_values"]] == [True, False]

@@ -68,12 +68,12 @@ def test_metrics_match_values_computed_by_hand() -> None:
     # label yes: 3 right and 1 missed; label no: 2 right and 2 wrong
     scores = scored("yyyynnnn", "yyynyynn")
     values = {name: score.value for name, score in scores.items()}
-    expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8, 0)
+    expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8)
     assert values == pytest.approx(dict(zip(METRICS, expected, strict=True)))
-    assert [score.chance for score in scores.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 0])
-    assert [score.chance for score in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0, 0]
+    assert [score.chance for score in scores.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
+    assert [score.chance for score in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0]
     garbage = scored("ynynynyn", "????????")
-    assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 1])
+    assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
 
 
 def test_a_ratio_without_cases_is_0_with_the_interval_0_to_1() -> None:
@@ -159,9 +159,18 @@ run = partial(in_process.call, "vlm", "evaluate")
 def test_the_evaluate_command_asks_once_and_keeps_other_records(models, tmp_path: Path, monkeypatch) -> None:
     data, output = tmp_path / "scenes", tmp_path / "out" / "pope.jsonl"
     write_questions(data, 2, 16, 0)
-    monkeypatch.setattr(chat, "answer", partial(chat.answer, max_new_tokens=2))
+    asked: list[tuple[bytes, str]] = []
+
+    def answer(model: Any, processor: Any, images: list[Any], texts: list[str]) -> list[str]:
+        asked.extend((image.tobytes(), text) for image, text in zip(images, texts, strict=True) if image)
+        return short(model, processor, images, texts)
+
+    short = partial(chat.answer, max_new_tokens=2)
+    monkeypatch.setattr(chat, "answer", answer)
     arguments = (*models, "--data", data, "--output", output, "--batch-size", 12)
     printed, _ = run(*arguments)
+    # the three files have the same questions for what is in the images
+    assert len(asked) == 2 * len(set(asked)) < 2 * 3 * 12
     records = read_records(output)
     assert len(records) == 2 * 4 * len(METRICS)
     assert {(record.model, record.seed) for record in records} == {("CLIP", 7), ("DiffCLIP", None)}

@@ -120,18 +120,17 @@ def test_inputs_have_labels_and_models_run_one_request_at_a_time(plain, differen
     assert all(fn.api_visibility == "private" for fn in page.fns.values() if fn.fn)
 
 
-@pytest.mark.parametrize("exceptions", [{}, {"NO_PROXY": "example.org"}, {"no_proxy": "example.org"}])
-def test_the_page_starts_on_ipv6_and_beside_a_proxy(plain, exceptions):
+def test_the_page_starts_on_ipv6_and_beside_a_proxy(plain):
     try:
         port = pick_port("::1", 0)
     except InputError:
         pytest.skip("this machine has no IPv6")
     others = {name: text for name, text in os.environ.items() if name.lower() != "no_proxy"}
-    proxy = {"http_proxy": "http://127.0.0.1:1"}
+    proxy = {"http_proxy": "http://127.0.0.1:1", "NO_PROXY": "example.org"}
     with (
-        mock.patch.dict(os.environ, others | proxy | exceptions, clear=True),
+        mock.patch.dict(os.environ, others | proxy, clear=True),
         serve_in_background([("x/Plain", plain)], "::1", port) as address,
     ):
         assert address == f"http://[::1]:{port}/"
         assert httpx.get(address).status_code == 200
-        assert getproxies()["no"] == ",".join(["::1", *exceptions.values()])
+        assert getproxies()["no"] == "::1,example.org"

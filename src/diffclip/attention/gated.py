@@ -1,8 +1,8 @@
 """Gated attention: a sigmoid gate, computed from the layer's input, on each head's output.
 
 Qiu et al., "Gated Attention for Large Language Models" (arXiv:2505.06708), position G1: the output of a head is
-multiplied by sigmoid(W·x) before the output projection, one number per element or one per head. As in differential
-attention, a head can output nothing without a sink token, but it needs one map instead of two.
+multiplied by sigmoid(W·x) before the output projection, one number per element. As in differential attention, a head
+can output nothing without a sink token, but it needs one map instead of two.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ class GatedAttention(SoftmaxAttention):
     """Plain attention (`qkv`, `out_proj`) with `gate_proj`: a gate for each element of each head's output."""
 
     published_names: ClassVar[PublishedNames | None] = None
-    headwise = False
     has_bias = False
 
     def __init__(self, dim: int, num_heads: int, device: torch.device | None = None, **rest: Any) -> None:
         super().__init__(dim, num_heads, device=device, **rest)
-        gates = num_heads if self.headwise else dim
-        self.gate_proj = nn.Linear(dim, gates, bias=self.has_bias, device=device, dtype=self.qkv.weight.dtype)
+        self.gate_proj = nn.Linear(dim, dim, bias=self.has_bias, device=device, dtype=self.qkv.weight.dtype)
 
     def _gated(self, heads: Tensor, x: Tensor) -> Tensor:
-        gates = torch.sigmoid(self.gate_proj(x))  # [B, N, C], or [B, N, H]
-        return heads * (gates.repeat_interleave(self.head_dim, dim=-1) if self.headwise else gates)
+        return heads * torch.sigmoid(self.gate_proj(x))
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         return self._gated(super()._attend(x, causal), x)
@@ -45,13 +42,6 @@ class GatedAttention(SoftmaxAttention):
     ) -> tuple[Tensor, AttentionMaps]:
         heads, maps = super().attend_through_maps(x, causal)
         return self._gated(heads, x), maps
-
-
-@register_attention("gated-headwise")
-class HeadwiseGatedAttention(GatedAttention):
-    """`GatedAttention` with one gate per head."""
-
-    headwise = True
 
 
 @register_attention("gated-open")

@@ -17,7 +17,6 @@ import functools
 import inspect
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +43,6 @@ from diffclip.config import (
 from diffclip.errors import DiffCLIPError, InputError, unknown_name
 from diffclip.model import CLIP
 from diffclip.sources.hub import locate
-from diffclip.sources.load import read_config
 from diffclip.weights import CONFIG_KEY, Weights, check_same, put_weights, read_weights
 
 _MODEL_KEY = "diffclip"  # key of our configuration in open_clip's
@@ -96,14 +94,11 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Run open_clip's training program with its own arguments.
 
-    `--model` may also be a path that `diffclip.load` takes. The program then trains the architecture of that model,
-    from fresh weights unless `--pretrained` is given.
-
     Returns:
         The exit code: 1 if the program printed an error and stopped.
 
     Raises:
-        InputError: a part of the program is not installed, or there is no such model.
+        InputError: a part of the program is not installed, or open_clip has no such model.
         SystemExit: from the program's parser.
     """
     missing = [name for name in ("open_clip_train", "pandas", "webdataset") if find_spec(name) is None]
@@ -111,20 +106,12 @@ def run_command(arguments: Sequence[str]) -> int:
         raise InputError(f"this needs {', '.join(missing)}: run pip install 'open_clip_torch[training]'")
     import open_clip
 
-    words: list[str] = []
-    for word in arguments:
-        words += word.split("=", 1) if word.startswith("--model=") else [word]
-    models: dict[str, CLIPConfig] = {}
-    position = words.index("--model") + 1 if "--model" in words[:-1] else None
-    if position is not None and os.path.exists(words[position]):
-        config = read_config(words[position])
-        words[position] = f"ViT-{name_of(config)}"  # "vit" in a name selects Adam settings for transformers
-        models[words[position]] = config
-    register(models)
-    if position is not None and open_clip.get_model_config(words[position]) is None:
-        raise unknown_name("model", words[position], open_clip.list_models())
+    register()
     # imported here and by name, because the program is optional and has no types
-    return 1 if import_module("open_clip_train.main").main(words) else 0
+    name = import_module("open_clip_train.params").parse_args(list(arguments)).model
+    if open_clip.get_model_config(name) is None:
+        raise unknown_name("model", name, open_clip.list_models())
+    return 1 if import_module("open_clip_train.main").main(list(arguments)) else 0
 
 
 class OpenCLIPModel(CLIP):

@@ -78,18 +78,23 @@ class ConversationSet(Dataset[dict[str, Any]]):
 def collate(items: Sequence[dict[str, Any]], padding: int = 0) -> dict[str, Any]:
     """Make a batch from items of a `ConversationSet`, padded on the right with the token `padding`.
 
-    `input_ids`, `attention_mask` and `labels` are [B, L]. `pixel_values` [P, 3, H, W] holds the images of the P samples
-    with an image, in their order; a batch without images has no `pixel_values`. If an item has a `fault`, the batch has
-    it, and no samples.
+    `input_ids` and `attention_mask` are [B, L]. `labels` [B, K] are of the last K = `logits_to_keep` tokens: no row has
+    an answer before them, and logits of images and questions would be computed for nothing. `pixel_values` [P, 3, H, W]
+    holds the images of the P samples with an image, in their order; a batch without images has no `pixel_values`. If an
+    item has a `fault`, the batch has it, and no samples.
     """
     for item in items:
         if "fault" in item:
             return {"fault": item["fault"], "labels": torch.empty(0, 0)}
-    ids, labels = ([torch.tensor(item[name]) for item in items] for name in ("input_ids", "labels"))
+    ids, rows = ([torch.tensor(item[name]) for item in items] for name in ("input_ids", "labels"))
+    labels = pad_sequence(rows, True, IGNORED)
+    first = int((labels != IGNORED).any(0).int().argmax())
+    kept = labels.shape[1] - first + 1  # the token before an answer predicts it
     batch = {
         "input_ids": pad_sequence(ids, True, padding),
         "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
-        "labels": pad_sequence(labels, True, IGNORED),
+        "labels": labels[:, -kept:],
+        "logits_to_keep": kept,
     }
     pixels = [item["pixel_values"] for item in items if "pixel_values" in item]
     return batch | ({"pixel_values": torch.stack(pixels)} if pixels else {})

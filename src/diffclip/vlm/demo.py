@@ -44,13 +44,16 @@ class DemoSettings:
 
     train: int = 6000
     val: int = 500
-    test: int = 1000
+    test: int = 100  # the questions have images of their own
     questioned: int = 100
     talked: int = 6000
-    talks: int = 2
+    talks: int = 1
     language_steps: int = 800
     # smaller patches than those of the demo: the language model reads one token a patch
-    tower: Sequence[str] = ("architecture.vision.patch_size=8", "epochs=6", "batch_size=128")
+    tower: Sequence[str] = (
+        *("architecture.vision.patch_size=8", "epochs=6", "batch_size=128"),
+        "validate_every=6",
+    )
     recipe: Sequence[str] = ()
 
 

@@ -7,7 +7,6 @@ sentence has the word No, not or no, else yes. So an empty answer is a yes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from diffclip.weights import weights_digest
 
 SPLITS = ("random", "popular", "adversarial")
 OVERALL = "overall"  # the mean over the three splits; records name it as a split
-METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio", "neither_ratio")  # yes is the positive class
+METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio")  # yes is the positive class
 Answer = Literal["yes", "no"]
 
 
@@ -117,11 +116,6 @@ def read_answer(text: str) -> Answer:
     return "no" if {"No", "not", "no"} & set(words) else "yes"
 
 
-def is_neither(text: str) -> bool:
-    """Tell whether an answer says neither yes nor no; the published parser reads such an answer as yes."""
-    return read_answer(text) == "yes" and not re.search(r"\byes\b", text, re.IGNORECASE)
-
-
 def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) -> dict[str, list[Score]]:
     """Score the answers to all questions; return `METRICS` by split, and for `OVERALL` their means over the splits.
 
@@ -136,19 +130,18 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     label = np.array([question.label == "yes" for question in items], float)
     texts = [text for split in SPLITS for text in answers[split]]
     predicted = np.array([read_answer(text) == "yes" for text in texts], float)
-    neither = np.array([is_neither(text) for text in texts], float)
     frequent = np.array([label[splits == index].mean() >= 0.5 for index in range(len(SPLITS))], float)
 
-    def sums(predictions: NDArray[np.float64], neither: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum v and w over the questions of each image: [images, splits, metrics, 2]."""
         ones, both = np.ones(len(label)), label * predictions
-        values = [label == predictions, both, both, 2 * both, predictions, neither]
-        weights = [ones, predictions, label, label + predictions, ones, ones]
+        values = [label == predictions, both, both, 2 * both, predictions]
+        weights = [ones, predictions, label, label + predictions, ones]
         total = np.zeros((images.max() + 1, len(SPLITS), len(METRICS), 2))
         np.add.at(total, (images, splits), np.stack([values, weights]).transpose(2, 1, 0))
         return total
 
-    model_sums, constant = sums(predicted, neither), sums(frequent[splits], np.zeros(len(label)))
+    model_sums, constant = sums(predicted), sums(frequent[splits])
     scores: dict[str, list[Score]] = {}
     for split, chosen in [*((split, [index]) for index, split in enumerate(SPLITS)), (OVERALL, [0, 1, 2])]:
         mask = np.isin(splits, chosen)
@@ -206,10 +199,8 @@ def evaluate_models(
             say(f"{source}: keeping its results in {results.path}")
         else:
             model.to(device)
-            answers: dict[str, list[str]] = {}
-            for split in questions.splits:
-                with showing(f"{source}: {split}") as progress:
-                    answers[split] = _ask(model, processor, questions, split, batch_size, progress)
+            with showing(source) as progress:
+                answers = _ask(model, processor, questions, batch_size, progress)
             for split, scores in score_answers(questions, answers).items():
                 results.add(scores, f"{stamp} {split}", task=questions.task, dataset=questions.name, **fields)
         for split in (*questions.splits, OVERALL):
@@ -218,17 +209,23 @@ def evaluate_models(
 
 
 def _ask(
-    model: object, processor: object, questions: QuestionSet, split: str, batch_size: int, progress: Progress
-) -> list[str]:
-    """Return the answers to the questions of a split."""
-    items, folder = questions.splits[split], questions.images
-    answers: list[str] = []
-    for start in range(0, len(items), batch_size):
-        batch = items[start : start + batch_size]
-        images = [read_image(folder / item.image) if folder else None for item in batch]
+    model: object, processor: object, questions: QuestionSet, batch_size: int, progress: Progress
+) -> dict[str, list[str]]:
+    """Answer the questions of each split; a question that comes again about the same image is asked once."""
+    folder = questions.images
+    keys = {
+        split: [(item.image if folder else "", item.text) for item in items]
+        for split, items in questions.splits.items()
+    }
+    distinct = list(dict.fromkeys(key for split in keys.values() for key in split))
+    answers: dict[tuple[str, str], str] = {}
+    for start in range(0, len(distinct), batch_size):
+        batch = distinct[start : start + batch_size]
+        images = [read_image(folder / image) if folder else None for image, _ in batch]
         try:
-            answers += chat.answer(model, processor, images, [item.text for item in batch])
+            written = chat.answer(model, processor, images, [text for _, text in batch])
         except torch.OutOfMemoryError as error:
             raise InputError(f"out of memory: use a --batch-size below {batch_size}") from error
-        progress("questions", len(batch), len(items))
-    return answers
+        answers |= zip(batch, written, strict=True)
+        progress("questions", len(batch), len(distinct))
+    return {split: [answers[key] for key in asked] for split, asked in keys.items()}

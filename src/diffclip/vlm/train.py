@@ -113,11 +113,6 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
         raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
     if resume and RECIPE_FILE in names:
         started = read_vlm_recipe(run / RECIPE_FILE)
-        if (started.stage1 is None) != (recipe.stage1 is None):
-            stage = 1 if started.stage1 is not None else 2
-            raise InputError(
-                f"{run} holds a run of stage {stage}: give --stage {stage}, or choose another --run"
-            )
         before, now = started.model_dump(by_alias=True), recipe.model_dump(by_alias=True)
         if checkpoints(run) and (change := describe_change(before, now, _FREE_KEYS)):
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
