@@ -183,20 +183,16 @@ def test_a_full_disk_is_an_input_error(read: Read, tmp_path: Path, file_limit: C
 
 @pytest.mark.slow
 def test_two_processes_train_like_one_process(file: Path, read: Read, tmp_path: Path) -> None:
-    """Train with torchrun and resume in the second epoch; some passes of some processes have no image."""
+    """Train with torchrun; some passes of some processes have no image."""
     alone, both = tmp_path / "alone", tmp_path / "both"
-    train_stage(read("stage2.epochs=2"), 2, alone)
+    train_stage(read(), 2, alone)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    torchrun += ["-m", "diffclip.cli", "--"]
-    changes = ["stage2.epochs=2", "stage2.per_device_batch_size=1"]
-    train = ["vlm", "train", "--stage", "2", str(file), *changes, "--run", str(both), "--resume"]
-    for _ in range(2):
-        done = subprocess.run([*torchrun, *train], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("6 steps; the model is") == 1
-        torch.testing.assert_close(weights(alone), weights(both), rtol=1e-5, atol=2e-4)
-        for name in ("checkpoint-6", "model"):
-            shutil.rmtree(both / name)
+    train = ["-m", "diffclip.cli", "--", "vlm", "train", "--stage", "2", str(file), "--run", str(both)]
+    train.append("stage2.per_device_batch_size=1")
+    done = subprocess.run([*torchrun, *train], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("3 steps; the model is") == 1
+    torch.testing.assert_close(weights(alone), weights(both), rtol=1e-5, atol=2e-4)
 
 
 def test_recipes_have_llavas_defaults_and_reload_as_written(read: Read, file: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def collate(items: Sequence[dict[str, Any]], padding: int = 0) -> dict[str, Any]
     labels = pad_sequence(rows, True, IGNORED)
     first = int((labels != IGNORED).any(0).int().argmax())
     kept = labels.shape[1] - first + 1  # the token before an answer predicts it
-    batch = {
+    batch: dict[str, Any] = {
         "input_ids": pad_sequence(ids, True, padding),
         "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
         "labels": labels[:, -kept:],

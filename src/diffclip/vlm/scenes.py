@@ -25,7 +25,7 @@ from diffclip.vlm.conversations import IMAGE, Turn
 
 STAGE_FILES = ("stage1.json", "stage2.json")
 _REQUEST = "Describe the picture."
-_CAPTION_SHARE = 0.1
+_CAPTION_SHARE, _OPEN_SHARE = 0.1, 0.7
 
 
 def count_things(scenes: Iterable[Sequence[Spec]]) -> dict[str, list[Any]]:
@@ -145,7 +145,9 @@ def _talk(
     if dice.chance(_CAPTION_SHARE):
         return [Turn(_REQUEST, dice.pick(captions))]
     turns = yes_no_turns(specs, dice.pick(tuple(TOPICS)), popular, dice)
-    return [*turns, color_turn(specs), open_turn(specs, dice)]
+    if dice.chance(_OPEN_SHARE):
+        turns.append(color_turn(specs) if dice.chance(0.5) else open_turn(specs, dice))
+    return turns
 
 
 def _sample(name: str, index: int, turns: list[Turn]) -> dict[str, Any]:
