@@ -15,7 +15,7 @@ from diffclip import CLIP
 from diffclip.attention import eager
 from diffclip.attention.blocked import _backward_of, _forward
 from diffclip.attention.differential import DifferentialAttention
-from diffclip.attention.kernels import launch
+from diffclip.attention.kernels import launch, plan
 from diffclip.attention.kernels.operator import fused_attention, fused_attention_backward
 from diffclip.config import variant_config
 
@@ -23,12 +23,13 @@ pytestmark = pytest.mark.filterwarnings("error:attention backend")
 WITHOUT_AUTOGRAD = ("test_schema", "test_faketensor")
 
 
-@pytest.mark.parametrize("is_long", [False, True])
-def test_fused_attention_passes_opcheck(is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if is_long:
-        monkeypatch.setattr(launch, "WHOLE_ROW_TOKENS", 8)  # of a longer row, A2·V is kept
-    dtype = torch.float16 if is_long else torch.float32
-    q, k, v, lam, gain, grad = vars(draw(1, 1, 9, 16, 16, dtype, norm=not is_long)).values()
+@pytest.mark.parametrize(("tokens", "dtype"), [(9, torch.float32), (11, torch.float16)])
+def test_fused_attention_passes_opcheck(
+    tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (launch, plan):
+        monkeypatch.setattr(module, "WHOLE_ROW_TOKENS", 10)  # of a longer row, A2·V is kept
+    q, k, v, lam, gain, grad = vars(draw(1, 1, tokens, 16, 16, dtype, norm=tokens == 9)).values()
     torch.library.opcheck(fused_attention, (q, k, v, lam, gain, True, 1e-5, 0.2, True))
     plain = [x if x is None else x.detach() for x in (q, k, v, lam, gain)]
     torch.library.opcheck(fused_attention, (*plain, True, 1e-5, 0.2, False), test_utils=WITHOUT_AUTOGRAD)

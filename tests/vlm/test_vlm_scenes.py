@@ -14,6 +14,7 @@ from diffclip.scenes.layout import Dice, Spec, lay_out, make_generator
 from diffclip.scenes.questions import TOPICS
 from diffclip.scenes.vocabulary import COLORS
 from diffclip.scenes.write import write_questions
+from diffclip.vlm import language_model
 from diffclip.vlm.conversations import IMAGE, Turn, read_conversations
 from diffclip.vlm.files import load_language_model
 from diffclip.vlm.language_model import make_language_model
@@ -124,7 +125,10 @@ def test_a_stopped_write_keeps_the_images_and_resumes_to_the_same_files(
         assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
 
 
-def test_the_language_model_has_whole_word_tokens_and_resumes_exactly(tmp_path: Path) -> None:
+def test_the_language_model_has_whole_word_tokens_and_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language_model, "_TOKENIZER_SCENES", language_model._TOKENIZER_SCENES[:250])
     made, stopped = tmp_path / "made", tmp_path / "stopped"
     make_language_model(made, steps=3)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
