@@ -18,7 +18,7 @@ def on_files(files, config, **_):
     """Add the notebook's cells as a page beside the notebook, the experiments' pages, and those of the project."""
     top = Path(config.docs_dir).parent
     for path in (*(top / name for name in PROJECT), *sorted((top / "experiments").rglob("*"))):
-        if path.suffix in (".md", ".png"):
+        if path.suffix in (".md", ".png") or path.name == "spec.yaml":
             files.append(File.generated(config, path.relative_to(top).as_posix(), abs_src_path=str(path)))
     cells = json.loads((Path(config.docs_dir) / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
     parts = [f"[The notebook itself]({NOTEBOOK}), to run it.\n"]

@@ -242,10 +242,12 @@ def register_variant(
 
     Args:
         name: the name, such as "CLIP-relu".
-        vision, text: the kind of attention of each tower (`diffclip.register_attention`).
+        vision: the kind of attention of the vision tower (`diffclip.register_attention`).
+        text: the kind of attention of the text tower.
         lambda_init: λ_init of each layer, or "dynamic"; kinds without it ignore it.
         registers: extra tokens of the vision tower.
-        head_norm, factor: whether differential layers have these parts.
+        head_norm: whether differential layers have the head norm.
+        factor: whether differential layers have the factor 1 − λ_init.
         color: in figures, such as "#0072b2"; by default one that no other model of a figure has.
 
     Raises:

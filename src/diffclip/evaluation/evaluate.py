@@ -46,7 +46,9 @@ def evaluate(
         split: the split to measure; for a dataset only its name in the records.
         name: the name of a dataset in the records.
         root: the folder of published sets.
-        classnames, templates, train: of a dataset with classes, see `diffclip.data.dataset.dataset_set`.
+        classnames: names by class of a dataset; by default `data.classes`.
+        templates: prompts with `{c}` for the class name.
+        train: the dataset that a linear probe or few-shot learns from.
         draw: the seed of what the task draws.
         output: a file of records to add to; None: none is written.
         device: where to compute; None: a CUDA device if there is one, but a given module stays where it is.

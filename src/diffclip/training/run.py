@@ -84,8 +84,8 @@ def train(
 
     Args:
         recipe: a recipe, its file, or the name of a built-in one.
-        data, val: map-style datasets of (image, captions) that replace `data.train` and `data.val`, see
-            `diffclip.data.dataset`.
+        data: a map-style dataset of (image, captions) that replaces `data.train`, see `diffclip.data.dataset`.
+        val: such a dataset that replaces `data.val`.
 
     Raises:
         InputError: the data, the recipe, the hardware or the folder cannot be used, or the disk is full.
