@@ -29,7 +29,7 @@ _FAULTS = {
     "literal_error": "choose {expected}",
     "value_error": "{error}",  # raised by our own checks
     "extra_forbidden": "no such key",
-    "missing": "is missing",
+    "missing": "no value is given",
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "{value!r} is not a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "{value!r} is not a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "{value!r} is not true or false"),
@@ -157,7 +157,7 @@ def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str
     close = (
         longer
         if 0 < len(longer) <= _OFFERED
-        else difflib.get_close_matches(str(name).lower(), lowered, n=1, cutoff=0.6)
+        else difflib.get_close_matches(str(name).lower(), longer or lowered, n=1, cutoff=0 if longer else 0.6)
     )
     otherwise = otherwise or f"choose from: {', '.join(lowered.values())}"
     hint = f"did you mean {' or '.join(repr(lowered[option]) for option in close)}?" if close else otherwise

@@ -117,6 +117,12 @@ LATER = [
     ("train scenes_demo freeze=visual", "freeze=visual: 'visual' is not a list: write [visual]"),
     ("train scenes_demo --devices two", "--devices two is not a number of processes"),
     ("train scenes_demo --json", "--json belongs to --dry-run"),
+    (
+        "train scenes_demo model=DiffCLIP-ViT-B-16",
+        "has a size, which architecture decides here: give DiffCLIP",
+    ),
+    ("study study_cpu --data gone", "folder gone does not exist: name the one that holds the sets"),
+    ("study study_cpu models.arms.CLIP.chnage=1", "did you mean 'models.arms.NAME.change'?"),
     ("study flickr8k_cpu", "is not a study, as it has no `models`"),
     (
         "study study_cpu workers=2",
@@ -155,6 +161,7 @@ LATER = [
     ("convert model new --seed 1", "--seed needs --to-differential"),
     # refused before models are downloaded
     ("vlm train --stage 1 vlm_qwen05b_stage1 --run new", "558k.json does not exist: give stage1.json=FILE"),
+    ("report photos --output r.html --format pdf", "--format pdf is for --figures without --markdown"),
     ("report photos --output r.html", "photos has no records"),
     ("report photos/empty --output x.html", "no run there has made its first step"),
     ("bench --device meta", "use cpu or cuda"),

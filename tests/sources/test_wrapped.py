@@ -176,6 +176,25 @@ def test_a_siglip_2_of_images_of_any_shape_is_refused(siglip: str) -> None:
         load_with_origin(siglip, only_clip=False)
 
 
+@pytest.mark.parametrize(
+    "source", ["open_clip:ViT-B-32/openai", "timm:vit_tiny_patch16_224", "transformers:owner/name"]
+)
+def test_without_a_network_a_name_of_the_hub_is_tried_once(source: str, monkeypatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def fail(api: object, repository: str, **_: object) -> None:
+        asked.append(repository)
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    with pytest.raises(InputError, match=r"cannot be fetched \(Name or .*check the name and the connection"):
+        load_with_origin(source, only_clip=False)
+    assert len(asked) == 1
+
+
 def test_an_image_model_of_timm_does_what_it_can(scenes: Path, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

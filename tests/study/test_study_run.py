@@ -33,6 +33,7 @@ ONE_SEED = {**STUDY["models"], "seeds": [0]}  # type: ignore[dict-item]
 
 
 def test_missing_data_is_listed_in_one_line_before_any_run(study_file, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
     file = study_file(models={**ONE_SEED, "suite": "study"})
     ended = diffclip_command("study", file, "--data", tmp_path / "none", "--dry-run")
     assert ended.returncode == 2

@@ -79,7 +79,7 @@ def evaluate(
     _check(models, data, suite, skip_missing, task, split)
     if data_root is not None and not data_root.is_dir():
         raise InputError(f"--data-root {data_root} is not a folder: name the one that holds the sets")
-    sources = [run for model in models or [] for run in runs_in(model)]
+    sources = list(dict.fromkeys(run for model in models or [] for run in runs_in(model)))
     for source in sources:
         find_model(source)
     if data is not None and data not in BUILT_IN:

@@ -77,6 +77,8 @@ def report(
     for option, file, ending in (("--output", output, ".html"), ("--markdown", markdown, ".md")):
         if file is not None and file.suffix != ending:
             raise InputError(f"{option} {file}: give a name that ends with {ending}")
+    if format != "png" and (figures is None or markdown is not None):
+        raise InputError(f"--format {format} is for --figures without --markdown: add --figures FOLDER")
     written: list[Path] = []
     command = shlex.join(["diffclip", *sys.argv[1:]])
     results = read_results(paths, against)

@@ -3,7 +3,7 @@
 Deletion and insertion of Petsiuk et al., "RISE" (BMVC 2018, arXiv:1806.07421), patch by patch, as docs/protocols.md
 describes. The metric is the area under the curve of the true text's probability (trapezoid, in [0, 1]); the field `map`
 names the order of the patches. An item is an image with its class, or with the text of an object in its mask; clusters
-are images. An item takes 152 forward passes, so 256 images of a large set are drawn, the same for every model.
+are images. An item takes 182 forward passes, so 256 images of a large set are drawn, the same for every model.
 
 Shapes: n items, O orders, P patches, K texts, B images, S image size, D joint width.
 """

@@ -27,12 +27,12 @@ def locate(source: str | Path, cache_dir: str | None = None) -> Path:
         )
 
 
-def check_reachable(repository: str, file: str, source: str) -> None:
-    """Raise `InputError` if `file` is not in the hub's cache and one attempt does not reach the repository.
+def check_reachable(repository: str, source: str, *files: str) -> None:
+    """Raise `InputError` if none of `files` is in the hub's cache and one attempt does not reach the repository.
 
     `source` is its name in the message. Libraries that read from the hub try many times, and are silent meanwhile.
     """
-    if isinstance(huggingface_hub.try_to_load_from_cache(repository, file), str):
+    if any(isinstance(huggingface_hub.try_to_load_from_cache(repository, file), str) for file in files):
         return
     with explain_errors(f"{source} cannot be fetched", "check the name and the connection"):
         huggingface_hub.HfApi().model_info(repository, timeout=10)

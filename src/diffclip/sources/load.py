@@ -140,7 +140,7 @@ def _read_library(source: str, only_clip: bool) -> CLIP | tuple[Any, Any, Any]:
     if prefix == "transformers":
         require_group("vlm", "transformers")
         if not (Path(name).exists() or Path(name).is_absolute()):  # before the import, which takes seconds
-            check_reachable(name, "config.json", source)
+            check_reachable(name, source, "config.json")
         from diffclip.sources.transformers import read_transformers
 
         return read_transformers(name, only_clip)

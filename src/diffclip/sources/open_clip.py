@@ -54,13 +54,14 @@ def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedMo
         Our `CLIP`, or the model with its preparation and tokenizer.
     """
     import open_clip
+    from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
 
     source = f"open_clip:{name}"
     architecture, weights = (*re.split("[/:]", name, maxsplit=1), "")[:2]
     options: dict[str, Any] = {}
     if architecture in _SCHEMAS:
         if architecture == "hf-hub":
-            check_reachable(weights, "open_clip_config.json", source)
+            check_reachable(weights, source, "open_clip_config.json")
         architecture, options["require_pretrained"] = name, True
     else:
         options = _find_weights(architecture, weights, source)
@@ -69,6 +70,14 @@ def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedMo
         for tower, key, part in (*parts, ("text", "hf_tokenizer_name", "tokenizer")):
             if only_clip and (found := config.get(f"{tower}_cfg", {}).get(key)):  # check before the download
                 raise refuse(source, f"the {tower} {part} {found} of another library")
+        repository, _, file = (
+            open_clip.get_pretrained_cfg(architecture, weights).get("hf_hub", "").rpartition("/")
+        )
+        if repository:
+            names = (
+                [file, f"{Path(file).stem}.safetensors"] if file else [HF_WEIGHTS_NAME, HF_SAFE_WEIGHTS_NAME]
+            )
+            check_reachable(repository, source, *names)
     with silence_warnings(), explain_errors(f"{source} cannot be read", WAY_OUT):
         try:
             model = open_clip.create_model(architecture, weights_only=True, **options)

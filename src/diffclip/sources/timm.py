@@ -21,6 +21,7 @@ from diffclip.attention.module import AttentionMaps, SelfAttention
 from diffclip.config import parse_config
 from diffclip.errors import explain_errors, unknown_name
 from diffclip.sources.conversion import WAY_OUT, silence_warnings
+from diffclip.sources.hub import check_reachable
 from diffclip.sources.wrapped import LibraryTransform, WrappedModel
 from diffclip.tensors import read_tensors
 
@@ -44,6 +45,12 @@ def read_timm(name: str) -> tuple[WrappedModel, LibraryTransform, None]:
         if not timm.is_model(name):
             raise unknown_name("model of timm", name.partition(".")[0], timm.list_models())
     with silence_warnings(), explain_errors(f"{source} cannot be read", WAY_OUT):
+        weights = None if file or name.startswith(_SCHEMAS) else timm.models.get_pretrained_cfg(name)
+        if weights is not None and weights.hf_hub_id:
+            repository = weights.hf_hub_id.partition("@")[0]
+            check_reachable(
+                repository, source, weights.hf_hub_filename or "model.safetensors", "pytorch_model.bin"
+            )
         model = timm.create_model(name, pretrained=not file)
         if file:
             model.load_state_dict(read_tensors(Path(file))[0])

@@ -109,6 +109,10 @@ def check_site(study: Study, site: Site, groups: Collection[Group] = GROUPS) -> 
                 f"{', '.join(foreign)} is not among the scenes that the study draws: choose another suite"
             )
         return
+    if not site.data.is_dir():
+        raise InputError(
+            f"folder {site.data} does not exist: name the one that holds the sets with --data, or make it for downloads"
+        )
     if study.folds is not None:
         entries = [entry for entry in entries if entry.dataset != study.data]
     needed = missing_of(entries, site.data).items()

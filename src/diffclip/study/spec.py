@@ -178,7 +178,7 @@ class Study(Part, Family):
         primary = given.get("primary") or {} if isinstance(given, Mapping) else None
         if not isinstance(given, Mapping) or not isinstance(primary, Mapping):
             return fields
-        default = {"arm": TREATED, "against": BASELINE, "dataset": fields.get("data")}
+        default = {"arm": TREATED, "against": BASELINE, "dataset": str(fields.get("data"))}
         default |= {"task": "validation", "metric": "score"}
         return {**fields, "endpoints": {**given, "primary": {**default, **primary}}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -53,13 +53,14 @@ def parse(kind: type[Parsed], fields: Any, source: object, noun: str, changes: I
 
 
 def _list_keys(kind: type[BaseModel]) -> list[str]:
-    """List the keys of a model, and as `KEY.INNER` those of the models that are its values."""
+    """List the keys of a model, and as `KEY.INNER` or `KEY.NAME.INNER` those of the models that are its values."""
     names = []
     for name, field in kind.model_fields.items():
         names.append(field.alias or name)
+        outer = f"{names[-1]}.NAME" if get_origin(field.annotation) is dict else names[-1]
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                names += [f"{names[-1]}.{key}" for key in _list_keys(inner)]
+                names += [f"{outer}.{key}" for key in _list_keys(inner)]
     return names
 
 
