@@ -94,10 +94,7 @@ def test_missing_empty_and_other_files_raise_input_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"])
-def test_truncated_and_damaged_images_raise_input_error_only(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("diffclip.data.images.MAX_PIXELS", 10**6)
+def test_truncated_and_damaged_images_raise_input_error_only(kind: str) -> None:
     whole, random = encoded(noise(0, 32, 24), kind), np.random.default_rng(0)
     for share in (0.3, 0.97):
         with pytest.raises(InputError) as raised:
@@ -108,13 +105,15 @@ def test_truncated_and_damaged_images_raise_input_error_only(
         for position in random.integers(len(data), size=4):
             data[position] = random.integers(256)
         with suppress(InputError):
-            assert read_image(bytes(data)).mode == "RGB"
+            assert read_image(bytes(data), max_pixels=10**6).mode == "RGB"
 
 
 def test_an_image_above_the_pixel_limit_is_refused_from_its_header() -> None:
     width = MAX_PIXELS // 10
     with pytest.raises(InputError, match=r"huge\.png is larger than 178 megapixels"):
         read_image(png_by_hand(width, 11, b"", color=2), name="huge.png")
+    with pytest.raises(InputError, match=r"is larger than 0 megapixels \(32×24\)"):
+        read_image(encoded(noise(0, 32, 24), "PNG"), max_pixels=700)
     # At the limit the size is accepted, and the error is about the missing pixels.
     with pytest.raises(InputError, match="cut short"):
         read_image(png_by_hand(width, 10, b"", color=2))

@@ -54,20 +54,22 @@ _OF_SYSTEMS = (
 )
 
 
-def read_image(source: str | Path | bytes, name: str | None = None) -> Image.Image:
+def read_image(
+    source: str | Path | bytes, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
     """Read one image, a file or the bytes of one, as RGB, loaded.
 
     An animation gives its first frame. The EXIF orientation is applied. Transparent images are put on white, gray of
     16 or 32 bits or of floats is scaled to 8 bits, and CMYK is converted as in Pillow.
 
     `name` is the image's name in errors, by default the path. `InputError` is raised for a missing or empty file, a
-    folder, a file that is no image, is cut short or broken, or has more than `MAX_PIXELS` by its header.
+    folder, a file that is no image, is cut short or broken, or has more than `max_pixels` by its header.
     """
     formats = _FORMATS if isinstance(source, bytes) else _OWN_FORMATS
     name = name or ("the image" if isinstance(source, bytes) else str(source))
     try:
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as handle:
-            return _load(_open(handle, name, formats), name)
+            return _load(_open(handle, name, max_pixels, formats), name)
     except FileNotFoundError:
         raise InputError(name, "does not exist", "check the path of the image") from None
     except OSError as error:
@@ -164,14 +166,16 @@ def image_files(folder: Path, follow_links: bool = False) -> list[Path]:
     return sorted(path for path in paths if path.is_file() or not path.exists())
 
 
-def _open(handle: IO[bytes], name: str, formats: tuple[str, ...] = _FORMATS) -> Image.Image:
+def _open(
+    handle: IO[bytes], name: str, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = _FORMATS
+) -> Image.Image:
     """Read the header of an image, and refuse an image that is too large."""
     start = handle.read(12)
     handle.seek(0)
     added = next((entry for entry in _ADDED if entry[3].match(start)), None)
     try:
         image = Image.open(handle, formats=_add_format(added[0], added[2]) if added else formats)
-        if image.width * image.height <= MAX_PIXELS:
+        if image.width * image.height <= max_pixels:
             return image
         size = f" ({image.width}×{image.height})"
     except Image.DecompressionBombError:
@@ -184,7 +188,7 @@ def _open(handle: IO[bytes], name: str, formats: tuple[str, ...] = _FORMATS) -> 
             raise InputError(name, reason, f"pip install {added[1]}") from None
         advice = "give a whole JPEG, PNG, WebP, GIF, TIFF or BMP file"
         raise InputError(name, "is not an image, or of an unknown kind", advice) from error
-    raise InputError(name, f"is larger than {MAX_PIXELS // 10**6} megapixels{size}", "scale it down first")
+    raise InputError(name, f"is larger than {max_pixels // 10**6} megapixels{size}", "scale it down first")
 
 
 @cache
