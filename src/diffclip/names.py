@@ -76,6 +76,7 @@ METRICS = {
     "mean_recall": Metric("mean recall"),
     "f1": Metric("F1"),
     "yes_ratio": Metric("answers yes", 0),
+    "neither_ratio": Metric("answers neither yes nor no", 0),
     "auroc": Metric("area under ROC"),
     "ap": Metric("average precision"),
     "inside": Metric("share on the object"),

@@ -68,12 +68,12 @@ def test_metrics_match_values_computed_by_hand() -> None:
     # label yes: 3 right and 1 missed; label no: 2 right and 2 wrong
     scores = scored("yyyynnnn", "yyynyynn")
     values = {name: score.value for name, score in scores.items()}
-    expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8)
+    expected = (5 / 8, 3 / 5, 3 / 4, 2 / 3, 5 / 8, 0)
     assert values == pytest.approx(dict(zip(METRICS, expected, strict=True)))
-    assert [score.chance for score in scores.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
-    assert [score.chance for score in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0]
+    assert [score.chance for score in scores.values()] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 0])
+    assert [score.chance for score in scored("ynnn", "ynnn").values()] == [0.75, 0, 0, 0, 0, 0]
     garbage = scored("ynynynyn", "????????")
-    assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1])
+    assert [garbage[name].value for name in METRICS] == pytest.approx([0.5, 0.5, 1, 2 / 3, 1, 1])
 
 
 def test_a_ratio_without_cases_is_0_with_the_interval_0_to_1() -> None:

@@ -7,6 +7,7 @@ sentence has the word No, not or no, else yes. So an empty answer is a yes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from diffclip.weights import weights_digest
 
 SPLITS = ("random", "popular", "adversarial")
 OVERALL = "overall"  # the mean over the three splits; records name it as a split
-METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio")  # yes is the positive class
+METRICS = ("accuracy", "precision", "recall", "f1", "yes_ratio", "neither_ratio")  # yes is the positive class
 Answer = Literal["yes", "no"]
 
 
@@ -116,6 +117,11 @@ def read_answer(text: str) -> Answer:
     return "no" if {"No", "not", "no"} & set(words) else "yes"
 
 
+def is_neither(text: str) -> bool:
+    """Tell whether an answer says neither yes nor no; the published parser reads such an answer as yes."""
+    return read_answer(text) == "yes" and not re.search(r"\byes\b", text, re.IGNORECASE)
+
+
 def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) -> dict[str, list[Score]]:
     """Score the answers to all questions; return `METRICS` by split, and for `OVERALL` their means over the splits.
 
@@ -130,18 +136,19 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
     label = np.array([question.label == "yes" for question in items], float)
     texts = [text for split in SPLITS for text in answers[split]]
     predicted = np.array([read_answer(text) == "yes" for text in texts], float)
+    neither = np.array([is_neither(text) for text in texts], float)
     frequent = np.array([label[splits == index].mean() >= 0.5 for index in range(len(SPLITS))], float)
 
-    def sums(predictions: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sums(predictions: NDArray[np.float64], neither: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum v and w over the questions of each image: [images, splits, metrics, 2]."""
         ones, both = np.ones(len(label)), label * predictions
-        values = [label == predictions, both, both, 2 * both, predictions]
-        weights = [ones, predictions, label, label + predictions, ones]
+        values = [label == predictions, both, both, 2 * both, predictions, neither]
+        weights = [ones, predictions, label, label + predictions, ones, ones]
         total = np.zeros((images.max() + 1, len(SPLITS), len(METRICS), 2))
         np.add.at(total, (images, splits), np.stack([values, weights]).transpose(2, 1, 0))
         return total
 
-    model_sums, constant = sums(predicted), sums(frequent[splits])
+    model_sums, constant = sums(predicted, neither), sums(frequent[splits], np.zeros(len(label)))
     scores: dict[str, list[Score]] = {}
     for split, chosen in [*((split, [index]) for index, split in enumerate(SPLITS)), (OVERALL, [0, 1, 2])]:
         mask = np.isin(splits, chosen)
