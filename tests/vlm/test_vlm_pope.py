@@ -128,7 +128,7 @@ def line(**fields: object) -> str:
     [
         ("", r"random.json has no question"),
         (line() + line(question_id=2, label="maybe"), r"line 2 is not a question: label: choose"),
-        ("[" * 100_000, r"line 1 is not a question: Invalid JSON"),
+        ("[" * 100_000, r"line 1 is not a question: it is not JSON"),
         (line(image="7\n.jpg"), r"1 of the 3 images .* such as 7\\n.jpg"),
         (None, r"cannot read .*popular.json .*: POPE has the files"),
     ],
