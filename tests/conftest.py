@@ -1,6 +1,5 @@
 """Settings and fixtures of many tests: threads, the folder of real data if it exists, and tiny models."""
 
-import gc
 import os
 import resource
 import signal
@@ -39,15 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return mark.kwargs.get("minutes", 0) if mark else 0
 
     items.sort(key=minutes, reverse=True)
-
-
-def pytest_collection_finish() -> None:
-    """Exempt imports from garbage collection: statsmodels collects in each Holm correction, 0.25 s with our imports."""
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
