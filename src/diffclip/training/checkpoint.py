@@ -107,7 +107,7 @@ def _new_folder(run: Path) -> Iterator[Path]:
     """Make the folder that a checkpoint is written into; it is removed if the block fails."""
     folder = run / "checkpoints" / ".new.tmp"
     try:
-        with explain_disk_errors(folder):
+        with explain_disk_errors(folder.parent):
             shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed while writing
             folder.mkdir(parents=True)
             yield folder
