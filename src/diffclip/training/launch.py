@@ -114,10 +114,12 @@ def _run_processes(hardware: Hardware, command: list[str], attempt: int) -> Diff
     from torch.distributed.elastic.utils.distributed import get_free_port
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    asked: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
-        for name in STOP_SIGNALS:  # a second signal must not cut the saving short
-            signal.signal(name, signal.SIG_IGN)
-        raise SignalException("asked to stop", signal.Signals(number))
+        asked.append(number)
+        if len(asked) == 1:  # a second signal must not cut the saving short
+            raise SignalException("asked to stop", signal.Signals(number))
 
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     # another port for each attempt, because the store of the last one may still be open
