@@ -127,8 +127,8 @@ def _not_learned(records: Sequence[Record]) -> str:
     shapes = [record for record in records if (record.dataset, record.metric) == ("shapes", "acc1")]
     values = ", ".join(f"{record.model} {percent(record.value)} %" for record in shapes)
     return (
-        f"These models learn colors. Zero-shot by shape they are right about as often as chance: {values}, "
-        f"chance {percent(shapes[0].chance)} %. So “two red stars” may find red squares."
+        f"Zero-shot by shape: {values}, chance {percent(shapes[0].chance)} %. Models of this size learn colors in "
+        "minutes, but not shapes: “two red stars” may find red squares."
     )
 
 
