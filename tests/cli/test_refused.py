@@ -117,10 +117,7 @@ LATER = [
     ("train scenes_demo freeze=visual", "freeze=visual: 'visual' is not a list: write [visual]"),
     ("train scenes_demo --devices two", "--devices two is not a number of processes"),
     ("train scenes_demo --json", "--json belongs to --dry-run"),
-    (
-        "train scenes_demo model=DiffCLIP-ViT-B-16",
-        "has a size, which architecture decides here: give DiffCLIP",
-    ),
+    ("train scenes_demo model=DiffCLIP-ViT-B-16", "has sizes of its own: leave architecture out"),
     ("study study_cpu --data gone", "folder gone does not exist: name the one that holds the sets"),
     ("study study_cpu models.arms.CLIP.chnage=1", "did you mean 'models.arms.NAME.change'?"),
     ("study flickr8k_cpu", "is not a study, as it has no `models`"),

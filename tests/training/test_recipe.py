@@ -63,7 +63,7 @@ def test_changes_set_inner_keys_and_keep_other_fields(recipe_file: Path) -> None
         ("architecture.preprocess.mean=[0, 0, 0]", "data.statistics decides"),
         ("architecture.lambda_init=0.3", "architecture has lambda_init"),
         ("model=DiffCLIP-ViT-Ti-16", "has sizes of its own: leave architecture out"),
-        ("data.train=[a.tar, {weight: 2}]", "{'weight': 2} is not a source (shards: is missing)"),
+        ("data.train=[a.tar, {weight: 2}]", "{'weight': 2} is not a source (shards: no value is given)"),
     ],
 )
 def test_a_wrong_key_or_value_is_named_in_one_line(change: str, words: str, recipe_file: Path) -> None:
