@@ -22,7 +22,7 @@ from diffclip.config import (
 )
 from diffclip.integrations import timm, transformers
 from diffclip.published import infer_config
-from diffclip.report.names import variant_in_name
+from diffclip.report.labels import variant_in_name
 from diffclip.training.recipe import model_fields, parse_recipe
 from diffclip.weights import save_published
 

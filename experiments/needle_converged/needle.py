@@ -32,7 +32,7 @@ from torch import Tensor
 
 from diffclip.evaluation.records import Record, write_table
 from diffclip.evaluation.statistics import compare_runs
-from diffclip.report.names import percent
+from diffclip.report.labels import percent
 from diffclip.report.tables import Table
 from experiments.seed_rows import read_rows, write_rows
 

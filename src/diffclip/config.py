@@ -105,7 +105,7 @@ class VisionConfig(_TowerConfig):
             raise ValueError(
                 f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
             )
-        # `maps.attention.patch_part` takes the largest square number of tokens as the patches
+        # `maps.attention_maps.patch_part` takes the largest square number of tokens as the patches
         if self.registers > (most := 2 * (self.image_size // self.patch_size)):
             raise ValueError(
                 f"{self.registers} registers are too many beside so few patches: use up to {most}"

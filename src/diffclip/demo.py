@@ -24,7 +24,7 @@ from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.plugins import loaded_plugins
 from diffclip.report.examples import attention_examples, retrieval_examples
-from diffclip.report.names import percent
+from diffclip.report.labels import percent
 from diffclip.report.page import Extra, write_report
 from diffclip.scenes import write_scenes
 from diffclip.sources.load import load_clip, load_with_origin, pick_device

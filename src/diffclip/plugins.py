@@ -66,9 +66,9 @@ def _import(source: str, file: Path | None) -> None:
                 f"plugin {source}: there is no such module; give FILE.py or an installed module"
             ) from None
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
-        place = f"line {frames[-1].lineno}: " if frames else ""
+        position = f"line {frames[-1].lineno}: " if frames else ""
         raise InputError(
-            f"plugin {source}: {place}{type(error).__name__}: {' '.join(str(error).split())}"
+            f"plugin {source}: {position}{type(error).__name__}: {' '.join(str(error).split())}"
         ) from None
     origin = module.__file__
     code = Path(origin).read_bytes() if origin else b""

@@ -8,7 +8,7 @@ from masked_sets import animals, box_mask, noise, png, write_masked
 from PIL import Image, ImageOps
 
 from diffclip.config import PreprocessConfig
-from diffclip.data.masks import Thing, coverage, crop_box, read_mask
+from diffclip.data.masks import MaskedObject, coverage, crop_box, read_mask
 from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.preprocess import EvalTransform
@@ -96,8 +96,8 @@ def test_missing_masks_and_masks_of_another_shape_become_faults(tmp_path):
     ]
     data = open_set(write_masked(tmp_path / "set", samples), "test", kind="masks")
     assert len(data) == 2
-    things, shares = data.coverages(0, 32, 32, 2)
-    assert things == [Thing("a cat", "a cat")]
+    objects, shares = data.coverages(0, 32, 32, 2)
+    assert objects == [MaskedObject("a cat", "a cat")]
     np.testing.assert_allclose(shares, [[[0, 0.625]] * 2], atol=1e-9)
     assert data.coverages(1, 32, 32, 2)[0] == []
     missing, mismatch = data.faults
@@ -129,25 +129,27 @@ def test_mask_texts_come_from_the_class_or_the_first_caption_line(tmp_path):
     data = open_set(write_masked(tmp_path / "set", samples, files), "test", kind="masks")
     assert (data.kind, data.name) == ("masks", "set")
     assert data.captions == [["a cat"], ["a cat"], ["a sketch of a dog"]]
-    assert data.things[2][0].worded("the {c}") == "the dog"
-    assert data.things[2][0].worded("anything") == "anything"
+    assert data.objects[2][0].worded("the {c}") == "the dog"
+    assert data.objects[2][0].worded("anything") == "anything"
 
 
 def test_scenes_have_one_item_for_each_distinct_thing(tmp_path):
     drawn = DrawnSet("captions", "captions", "test", "plain", 16)
     write_shard(tmp_path / "test" / "0.tar", drawn, 32, 0, 0, range(16))
     data = open_set(tmp_path, "test", kind="masks")
-    several = next(i for i, things in enumerate(data.things) if any(len(item.values) > 1 for item in things))
+    several = next(
+        i for i, objects in enumerate(data.objects) if any(len(item.values) > 1 for item in objects)
+    )
     for position in (0, several):
-        things, shares = data.coverages(position, 32, 32, 32)
+        objects, shares = data.coverages(position, 32, 32, 32)
         sample = data.source[data.indices[position]].read("image", "mask.png")
         mask, _ = read_mask(sample["mask.png"], sample["image"])
-        assert things == data.things[position]
-        for thing, share in zip(things, shares, strict=True):
-            np.testing.assert_array_equal(share > 0.5, np.isin(mask, thing.values))
-            article, name = thing.text.split(" ", 1)
-            assert (article in ("a", "an"), name) == (True, thing.name)
-        assert len({thing.name for thing in things}) == len(things)
+        assert objects == data.objects[position]
+        for item, share in zip(objects, shares, strict=True):
+            np.testing.assert_array_equal(share > 0.5, np.isin(mask, item.values))
+            article, name = item.text.split(" ", 1)
+            assert (article in ("a", "an"), name) == (True, item.name)
+        assert len({item.name for item in objects}) == len(objects)
 
 
 @pytest.mark.parametrize(

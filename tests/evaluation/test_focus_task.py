@@ -16,7 +16,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts, evaluation_mode
 from diffclip.evaluation.focus import focus
 from diffclip.maps import measures
-from diffclip.maps.attention import map_correlation, rollout
+from diffclip.maps.attention_maps import map_correlation, rollout
 from diffclip.maps.recording import images_at_once, recording
 
 PATCHES = {"entropy", "effective_patches", "top10", "background10"}

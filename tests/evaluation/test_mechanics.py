@@ -11,7 +11,7 @@ from diffclip.data.open_set import open_set
 from diffclip.errors import InputError
 from diffclip.evaluation.mechanics import mechanics
 from diffclip.evaluation.suite import Entry
-from diffclip.maps.attention import map_correlation
+from diffclip.maps.attention_maps import map_correlation
 from diffclip.maps.recording import recording
 
 OF_BOTH = {"A1 sink_ratio", "A2 sink_ratio", "A1 entropy", "A2 entropy"}

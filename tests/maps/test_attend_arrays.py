@@ -9,7 +9,7 @@ from tiny import image_relevance
 import diffclip
 from diffclip import InputError
 from diffclip.maps.attend import Prepared, attend
-from diffclip.maps.attention import rollout
+from diffclip.maps.attention_maps import rollout
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import text_relevance
 from diffclip.maps.view import View

@@ -8,7 +8,7 @@ from tiny import SIZES, TOKENS, directions, image_relevance, random_images, tiny
 from diffclip import CLIP
 from diffclip.attention.module import AttentionMaps
 from diffclip.config import variant_config
-from diffclip.maps.attention import correlation_by_layer, map_correlation, rollout
+from diffclip.maps.attention_maps import correlation_by_layer, map_correlation, rollout
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import text_relevance
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from diffclip.config import PreprocessConfig
 from diffclip.maps.attend import Attended
-from diffclip.maps.attention import visible_part
+from diffclip.maps.attention_maps import visible_part
 from diffclip.maps.view import View
 from diffclip.preprocess import EvalTransform
 from diffclip.report.attention import (

@@ -5,7 +5,7 @@ from made_records import made, make_record, results_from, write_study
 
 from diffclip.errors import InputError
 from diffclip.report.frame import headlines, measures_of, read_results, values_of
-from diffclip.report.names import in_order, interval, measure_label, p_text, percent
+from diffclip.report.labels import in_order, interval, measure_label, p_text, percent
 
 ABOUT = {"model": "CLIP", "seed": 0, "weights": "runs/CLIP-s0/checkpoints/best"}
 

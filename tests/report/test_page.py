@@ -19,7 +19,7 @@ from diffclip.evaluation.records import load_records, read_records
 from diffclip.evaluation.verdicts import write_verdicts
 from diffclip.report.figures import forest_chart, pairs_chart, six_tasks_chart
 from diffclip.report.frame import read_results, results_of
-from diffclip.report.names import p_text
+from diffclip.report.labels import p_text
 from diffclip.report.page import (
     build_report,
     run_facts,

@@ -193,7 +193,7 @@ def _describe_entry(loaded: Loaded, measured: Measured) -> str:
     """Describe one measured entry of a model in a line."""
     from diffclip.evaluation.records import records_table
     from diffclip.report.frame import headlines, results_of
-    from diffclip.report.names import interval, is_share, metric_label, percent
+    from diffclip.report.labels import interval, is_share, metric_label, percent
 
     name = loaded.label if loaded.seed is None else f"{loaded.label}, seed {loaded.seed}"
     if measured.left_out:

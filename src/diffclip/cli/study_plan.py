@@ -11,7 +11,7 @@ from diffclip.cli.console import print_table
 from diffclip.evaluation.records import TABLE_FILE, load_records
 from diffclip.evaluation.statistics import detectable, run_sd
 from diffclip.names import Group
-from diffclip.report.names import measure_label
+from diffclip.report.labels import measure_label
 from diffclip.study.grid import Planned, grid_runs, plan, seconds_of_runs, sweep_doubts
 from diffclip.study.results import StudyFolder
 from diffclip.study.site import Site

@@ -32,7 +32,7 @@ _QUALITY = 95
 ShardJob = tuple[Path, list[tuple[str, Path, list[str]]], int | None]
 
 
-class Made(NamedTuple):
+class ShardCounts(NamedTuple):
     """The counts of some shards, and the faults of the images that were left out."""
 
     shards: int
@@ -80,11 +80,11 @@ def make_shards(
     edge: int | None = None,
     workers: int = 1,
     advance: Progress = lambda what, done, total: None,
-) -> Made:
+) -> ShardCounts:
     """Write the images below `source` that `captions` names into shards, in random order.
 
     `folder`, which must not exist or be empty, appears when all shards are complete. Scaled images, and files of a type
-    that is not in `IMAGE`, become JPEG. Images that are missing, broken or without captions are faults of `Made`.
+    that is not in `IMAGE`, become JPEG. Images that are missing, broken or without captions are `faults`.
 
     Args:
         captions: captions by image: the end of its path, with or without the extension. An end that two images have
@@ -110,7 +110,7 @@ def make_shards(
     for number, i in enumerate(np.random.default_rng(0).permutation(len(paths)).tolist()):
         stem = re.sub(r"[^A-Za-z0-9-]", "_", Path(name_of[paths[i]]).stem)
         samples.append((f"{number:07d}_{stem}", paths[i], texts_of[paths[i]]))
-    parts: list[Made] = []
+    parts: list[ShardCounts] = []
     with write_atomically(folder) as temporary:
         temporary.mkdir()
         jobs = [
@@ -121,7 +121,7 @@ def make_shards(
             parts.append(part)
             advance("images", part.samples + len(part.faults), len(samples))
         write_text(temporary / "nshards.txt", f"{len(jobs)}\n")
-    return Made(
+    return ShardCounts(
         len(jobs),
         sum(part.samples for part in parts),
         sum(part.captions for part in parts),
@@ -171,7 +171,7 @@ def _normal(name: str) -> str:
     return posixpath.normpath(unicodedata.normalize("NFC", name).replace("\\", "/"))
 
 
-def _write_shard(job: ShardJob) -> Made:
+def _write_shard(job: ShardJob) -> ShardCounts:
     """Write one shard. May run in another process."""
     target, samples, edge = job
     count, captions, faults = 0, 0, []
@@ -186,7 +186,7 @@ def _write_shard(job: ShardJob) -> Made:
             add_member(tar, f"{key}.txt", "\n".join(texts).encode("utf-8", "replace"))
             count += 1
             captions += len(texts)
-    return Made(1, count, captions, faults)
+    return ShardCounts(1, count, captions, faults)
 
 
 def _image(path: Path, edge: int | None) -> tuple[str, bytes]:

@@ -2,7 +2,7 @@
 
 In an object mask, all values except 0 are the object. Its text is the first line of `.txt`, or its class (`.cls`) in
 the first template. In a built-in scene, the mask has the number of each object, and `.json` describes the objects:
-those with the same color and shape are one thing with one text.
+those with the same color and shape are one object with one text.
 
 In a class mask, value n is line n of `classnames.txt`, 0 is not labeled, and 255 (a crowd) is ignored.
 """
@@ -35,7 +35,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Thing:
+class MaskedObject:
     """The object of a text: its name for a template, its own `text`, and its values in the mask (None: all but 0)."""
 
     name: str
@@ -49,39 +49,38 @@ class Thing:
 
 @dataclass
 class MaskedSet(EvaluationSet):
-    """One split of images with masks; `things` has the things of each sample, and `captions` has their texts."""
+    """One split of images with masks; `objects` has the objects of each sample, and `captions` has their texts."""
 
-    things: list[list[Thing]] = field(default_factory=list)
-    BY_SAMPLE: ClassVar[tuple[str, ...]] = (*EvaluationSet.BY_SAMPLE, "things")
+    objects: list[list[MaskedObject]] = field(default_factory=list)
+    BY_SAMPLE: ClassVar[tuple[str, ...]] = (*EvaluationSet.BY_SAMPLE, "objects")
 
     def coverages(
         self, position: int, image_size: int, edge: int | Literal["squash"], grid: int
-    ) -> tuple[list[Thing], NDArray[np.float64]]:
-        """Return the things of a sample that a crop shows, and the share of each patch that each covers: [things, grid,
-        grid].
+    ) -> tuple[list[MaskedObject], NDArray[np.float64]]:
+        """Return the objects of a sample that a crop shows, and their shares of each patch: [objects, grid, grid].
 
-        Things outside the crop, things that fill it, and broken masks are left out. Each call adds them to `faults`.
+        Objects outside the crop, objects that fill it, and broken masks are left out. Each call adds them to `faults`.
         `image_size` and `edge` are as in `crop_box`; `grid` is the number of patches along an edge.
         """
         name = self.source.name(self.indices[position])
-        things, shares = [], [np.empty((0, grid, grid))]
+        objects, shares = [], [np.empty((0, grid, grid))]
         try:
             mask, size = _read_member(self, position, MASK)
         except (InputError, OSError) as error:
             self.faults.append(sample_fault(name, error))
             return [], shares[0]
         box = crop_box(size, image_size, edge)
-        for thing in self.things[position]:
-            pixels = mask != 0 if thing.values is None else np.isin(mask, thing.values)
+        for item in self.objects[position]:
+            pixels = mask != 0 if item.values is None else np.isin(mask, item.values)
             share = coverage(pixels, box, grid)
             if _ROUNDING <= share.mean() <= 1 - _ROUNDING:
-                things.append(thing)
+                objects.append(item)
                 shares.append(share[None])
                 continue
             outside = "lies outside the model's crop" if pixels.any() else "has no pixel in its mask"
             reason = "fills the model's crop" if share.mean() > 0.5 else outside
-            self.faults.append(Fault(name, f"has an object that {reason}: {thing.name!r}", "mask"))
-        return things, np.concatenate(shares)
+            self.faults.append(Fault(name, f"has an object that {reason}: {item.name!r}", "mask"))
+        return objects, np.concatenate(shares)
 
 
 def classes_at(data: EvaluationSet, position: int) -> NDArray[np.int64] | None:
@@ -107,13 +106,13 @@ def masked_set(name: str, split: str, tars: TarSet, classnames: Sequence[str], t
     """Open the images of `tars`, which have masks, that have a text: `.txt`, or `.cls` with its entry of `classnames`
     in the `template`. Raise `InputError` if no sample has image, mask and text."""
 
-    def read(sample: TarSample) -> list[Thing]:
-        return _things(sample.read("json", "txt", "cls"), sample.name, classnames, template)
+    def read(sample: TarSample) -> list[MaskedObject]:
+        return _masked_objects(sample.read("json", "txt", "cls"), sample.name, classnames, template)
 
-    indices, things, faults = read_answers(tars, read)
-    texts = [[thing.text for thing in of_sample] for of_sample in things]
+    indices, objects, faults = read_answers(tars, read)
+    texts = [[item.text for item in of_sample] for of_sample in objects]
     return MaskedSet(
-        name, split, "masks", [], [], tars, indices, captions=texts, faults=faults, things=things
+        name, split, "masks", [], [], tars, indices, captions=texts, faults=faults, objects=objects
     )
 
 
@@ -128,30 +127,32 @@ def label_of(sample: Mapping[str, bytes], name: str, classes: int) -> int:
     return int(text)
 
 
-def _things(sample: Mapping[str, bytes], name: str, classnames: Sequence[str], template: str) -> list[Thing]:
+def _masked_objects(
+    sample: Mapping[str, bytes], name: str, classnames: Sequence[str], template: str
+) -> list[MaskedObject]:
     numbers: dict[str, list[int]] = {}
-    for number, thing in enumerate(_objects(sample), 1):
-        numbers.setdefault(thing, []).append(number)
+    for number, kind in enumerate(_objects(sample), 1):
+        numbers.setdefault(kind, []).append(number)
     if numbers:
         return [
-            Thing(thing, f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}", tuple(values))
-            for thing, values in numbers.items()
+            MaskedObject(kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}", tuple(values))
+            for kind, values in numbers.items()
         ]
     if "txt" in sample:
         text = PairKeys().parse(sample, name).texts[0]
-        return [Thing(text, text)]
+        return [MaskedObject(text, text)]
     if "cls" not in sample:
         raise InputError(name, "has no text for its mask (.txt or .cls)")
     if not classnames:
         raise InputError(name, "has a class (.cls), and the set has no classnames.txt")
     name_of_class = classnames[label_of(sample, name, len(classnames))]
-    return [Thing(name_of_class, template.replace("{c}", name_of_class))]
+    return [MaskedObject(name_of_class, template.replace("{c}", name_of_class))]
 
 
 def _objects(sample: Mapping[str, bytes]) -> list[str]:
     """Return color and shape of the objects in a scene's `.json`; [] for any other sample."""
     try:
-        return [f"{thing['colour']} {thing['shape']}" for thing in json.loads(sample["json"])["objects"]]
+        return [f"{item['colour']} {item['shape']}" for item in json.loads(sample["json"])["objects"]]
     except (ValueError, LookupError, TypeError):
         return []
 

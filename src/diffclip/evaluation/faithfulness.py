@@ -23,7 +23,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, check_embeddings, embed_images, evaluation_mode
 from diffclip.evaluation.focus import CENTER_PRIOR, IN_GRAPH, distinct_texts, texts_in_view
 from diffclip.evaluation.scores import Score, mean_score, with_facts
-from diffclip.maps.attention import patch_grid
+from diffclip.maps.attention_maps import patch_grid
 from diffclip.maps.measures import center_prior
 from diffclip.maps.recording import images_at_once
 from diffclip.maps.relevance import image_relevances

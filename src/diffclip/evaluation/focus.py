@@ -22,7 +22,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, check_embeddings
 from diffclip.evaluation.scores import DIFFERENCE, MapMetric, Score, by_layer, map_scores, with_facts
 from diffclip.maps import measures
-from diffclip.maps.attention import map_correlation, patch_grid, patch_part, rollout
+from diffclip.maps.attention_maps import map_correlation, patch_grid, patch_part, rollout
 from diffclip.maps.recording import images_at_once, recording
 from diffclip.maps.relevance import gradients, image_logits, image_relevances, weight_by_gradient
 from diffclip.model import CLIP
@@ -118,15 +118,15 @@ def _parts(setting: Setting[MaskedSet], grid: int) -> Iterator[list[tuple[Any, .
 
 def distinct_texts(setting: Setting[Any]) -> list[str]:
     """List the different texts of the objects of a `MaskedSet`."""
-    things = (thing for objects in setting.data.things for thing in objects)
-    return sorted({thing.worded(setting.prompt, setting.words) for thing in things})
+    objects = (item for in_image in setting.data.objects for item in in_image)
+    return sorted({item.worded(setting.prompt, setting.words) for item in objects})
 
 
 def texts_in_view(setting: Setting[Any], position: int, grid: int) -> tuple[list[str], NDArray[np.float64]]:
     """Return the texts of the objects that the model sees in an image, and their coverage [texts, grid, grid]."""
     size, resize = setting.model.config.vision.image_size, setting.model.config.preprocess.resize
-    things, coverage = setting.data.coverages(position, size, resize or size, grid)
-    return [thing.worded(setting.prompt, setting.words) for thing in things], coverage
+    objects, coverage = setting.data.coverages(position, size, resize or size, grid)
+    return [item.worded(setting.prompt, setting.words) for item in objects], coverage
 
 
 def other_text(text: str, own_texts: Sequence[str], set_texts: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from diffclip.evaluation.embed import Setting, check_embeddings
 from diffclip.evaluation.scores import MapMetric, Score, by_layer, map_scores, with_facts
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.maps import measures
-from diffclip.maps.attention import map_correlation, patch_grid, patch_part
+from diffclip.maps.attention_maps import map_correlation, patch_grid, patch_part
 from diffclip.maps.recording import images_at_once, recording
 
 HIGH_NORM = 3.0

@@ -30,7 +30,7 @@ _IN_TABLE = (
     *("low", "high", "steps"),
 )
 """The columns of a CSV file, beside the key of the protocol. Columns without any value are left out."""
-Line = TypeVar("Line", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class Record(BaseModel):
@@ -213,20 +213,20 @@ def _read_protocols(file: Path) -> dict[str, dict[str, Any]]:
     return protocols
 
 
-def parse_lines(lines: Iterable[str], kind: type[Line], path: str | Path, noun: str) -> list[Line]:
+def parse_lines(lines: Iterable[str], kind: type[Parsed], path: str | Path, noun: str) -> list[Parsed]:
     """Parse JSON lines and skip empty ones; raise `InputError` with line and field if a line is not a `noun`."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     return [_validated(kind, line, f"{path}, line {number}", noun) for number, line in numbered]
 
 
-def _validated(kind: type[Line], content: Any, place: str, noun: str) -> Line:
-    """Validate JSON or a mapping; raise `InputError` with the place and the field if it is not a `noun`."""
+def _validated(kind: type[Parsed], content: Any, source: str, noun: str) -> Parsed:
+    """Validate JSON or a mapping; raise `InputError` with the source and the field if it is not a `noun`."""
     try:
         if isinstance(content, str):
             return kind.model_validate_json(content)
         return kind.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{place} is not a {noun}: {explain(error)}") from error
+        raise InputError(f"{source} is not a {noun}: {explain(error)}") from error
 
 
 def record_files(path: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
-from diffclip.maps.attention import as_patches, patch_part, rollout
+from diffclip.maps.attention_maps import as_patches, patch_part, rollout
 from diffclip.maps.recording import images_at_once, recording
 from diffclip.maps.relevance import check_head, image_relevances, text_relevance
 from diffclip.maps.view import OF_TEXTS, PAIR_MAPS, View

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from diffclip.attention.module import AttentionMaps
 from diffclip.errors import InputError
-from diffclip.maps.attention import as_patches, patch_part
+from diffclip.maps.attention_maps import as_patches, patch_part
 from diffclip.maps.recording import Norm, recording
 from diffclip.maps.view import LEGRAD, OF_TEXTS
 from diffclip.model import CLIP

@@ -23,7 +23,7 @@ from PIL import Image
 
 from diffclip.files import printable, write_atomically
 from diffclip.maps.attend import Attended, Prepared
-from diffclip.maps.attention import visible_part
+from diffclip.maps.attention_maps import visible_part
 from diffclip.maps.view import View
 
 Map = npt.NDArray[np.floating[Any]]

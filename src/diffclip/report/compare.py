@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from diffclip.report.frame import Results
-from diffclip.report.names import interval, p_text, percent
+from diffclip.report.labels import interval, p_text, percent
 
 ONE_RUN = "One training run each: another seed or processor can turn this around."
 

@@ -21,7 +21,7 @@ from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN,
 from diffclip.names import DATASETS
 from diffclip.report.compare import contrast_of
 from diffclip.report.frame import Results, measures_of, values_of
-from diffclip.report.names import (
+from diffclip.report.labels import (
     in_order,
     is_share,
     metric_label,

@@ -15,7 +15,7 @@ from diffclip.evaluation.family import Contrast, Endpoint, Endpoints, Family
 from diffclip.evaluation.records import load_records, record_files
 from diffclip.evaluation.verdicts import IDENTITY, SPEC_FILE, compute_verdicts, measure_key
 from diffclip.names import HEADLINE_EPSILON
-from diffclip.report.names import ASIDE, in_order, is_share, measure_label, variant_in_name
+from diffclip.report.labels import ASIDE, in_order, is_share, measure_label, variant_in_name
 from diffclip.study.results import RUNS_FILE, read_spec, read_timing, saved_curves
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from diffclip.evaluation.averages import AVERAGE, PANELS, SIX_TASKS, headline_metric
-from diffclip.report.names import percent, variant_in_name
+from diffclip.report.labels import percent, variant_in_name
 
 _SHIFTS = ("imagenetv2", "imagenet-a", "imagenet-r", "imagenet_sketch")
 Key = tuple[Any, ...]

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from diffclip.config import VARIANTS
 from diffclip.files import write_atomically
-from diffclip.report.names import variant_in_name
+from diffclip.report.labels import variant_in_name
 
 OTHERS = ("#6e7781", "#9a7350", "#4f8585", "#8d6b9c", "#728045", "#a9607c", "#5672a0", "#8a7400", "#56b4e9")
 INK, MUTED, GRID = "#24292f", "#6a737d", "#e3e6ea"

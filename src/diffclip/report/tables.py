@@ -14,7 +14,7 @@ from diffclip.report.compare import (
     verdict_text,
 )
 from diffclip.report.frame import Results, measures_of, values_of
-from diffclip.report.names import TASK_LABELS, in_order, interval, is_share, p_text, percent
+from diffclip.report.labels import TASK_LABELS, in_order, interval, is_share, p_text, percent
 from diffclip.report.printed import format_gain, paper_gains, paper_key
 
 _LATEX_ESCAPES = str.maketrans(

@@ -17,7 +17,7 @@ from diffclip.data.evaluation_set import EvaluationSet
 from diffclip.errors import Fault, InputError, NotFiniteError
 from diffclip.evaluation.embed import check_embeddings, embed_images, embed_texts, evaluation_mode
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
-from diffclip.maps.attention import correlation_by_layer
+from diffclip.maps.attention_maps import correlation_by_layer
 from diffclip.model import CLIP
 from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer

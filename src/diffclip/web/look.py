@@ -13,7 +13,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.embed import embed_texts
 from diffclip.maps import measures
 from diffclip.maps.attend import find_layers
-from diffclip.maps.attention import as_patches, patch_part, rollout
+from diffclip.maps.attention_maps import as_patches, patch_part, rollout
 from diffclip.maps.recording import recording
 from diffclip.maps.relevance import image_relevances
 from diffclip.sources.load import Loaded

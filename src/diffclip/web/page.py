@@ -14,7 +14,7 @@ from PIL import Image
 
 from diffclip.data.images import read_image
 from diffclip.errors import InputError
-from diffclip.maps.attention import visible_part
+from diffclip.maps.attention_maps import visible_part
 from diffclip.maps.view import METHODS, PAIR_MAPS
 from diffclip.scenes import draw_scene
 from diffclip.scenes.captions import with_article

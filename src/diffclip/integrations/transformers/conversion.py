@@ -29,7 +29,7 @@ from diffclip.model import CLIP
 from diffclip.sources.transformers import PROJECTIONS, core_name, hide_progress_bar
 from diffclip.tokenizer import check_end_of_text
 
-Made = TypeVar("Made", bound=DiffCLIPPreTrainedModel)
+Converted = TypeVar("Converted", bound=DiffCLIPPreTrainedModel)
 
 START, END = "<start_of_text>", "<end_of_text>"
 # Id 0 is the padding, and also a `!` inside a word. A special token named `!` would be cut out of texts before all
@@ -61,7 +61,7 @@ def vision_from_diffclip(model: CLIP) -> DiffCLIPVisionModel:
     return _copy_model(DiffCLIPVisionModel, DiffCLIPVisionConfig.of(model.config), model)
 
 
-def _copy_model(kind: type[Made], config: Any, model: CLIP) -> Made:
+def _copy_model(kind: type[Converted], config: Any, model: CLIP) -> Converted:
     with torch.device("meta"):  # no random values: the copies replace them at once
         copy = kind(config)
     ours = model.state_dict()

@@ -1,4 +1,4 @@
-"""Names of models, sets and measures for people, and the format of numbers."""
+"""Labels of models, sets and measures for people, and the format of numbers."""
 
 from __future__ import annotations
 
