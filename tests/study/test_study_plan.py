@@ -210,7 +210,9 @@ def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip
     assert f"6 runs of each arm find a difference of {100 * least:.2f} points" in ended.stdout
 
 
-@pytest.mark.parametrize("name", ["study_a", "study_b", "study_a_gpu", "study_b_gpu", "study_cpu", "study_d"])
+@pytest.mark.parametrize(
+    "name", ["study_a", "study_b", "study_a_gpu", "study_b_gpu", "study_cpu", "study_d", "study_d_36"]
+)
 def test_packaged_studies_make_a_plan_and_state_answers_and_cost(name: str, tmp_path: Path) -> None:
     study = read_study(name)
     runs = plan(study, {})[0]
