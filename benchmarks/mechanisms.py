@@ -107,7 +107,9 @@ def verdicts_of(variant: str) -> str:
     for folder in sorted(spec.parent for spec in Path("experiments").glob(f"*/{SPEC_FILE}")):
         if (folder / VERDICTS_FILE).is_file() and folder.name != WITHDRAWN:
             rows = read_verdicts(folder)
-            words = rows.loc[(rows["arm"] == variant) & (rows["against"] == "CLIP"), "verdict"]
+            words = rows.loc[
+                (rows["arm"] == variant) & (rows["against"].str.fullmatch("CLIP(@.*)?")), "verdict"
+            ]
             counts.update(word for word in words if not word.startswith(("not measured", "unfinished")))
     found = ", ".join(f"{word} {count}" for word, count in counts.most_common())
     return found or ("the baseline" if variant == "CLIP" else "no comparison yet")
