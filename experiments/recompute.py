@@ -58,21 +58,19 @@ def check(folder: Path) -> int:
 
 def _check_rates(folder, values):
     """Choose the rate of each arm and fold once more, by mean recall, and compare the values with the table."""
-    arms = {key[0].partition("@")[0] for key in values if "@" in key[0]}
-    folded = [key for key, runs in values.items() if key[0] in arms and any(fold for _, fold in runs)]
-    for arm, *measure in folded:
-        rates = {key[0] for key in values if key[0].startswith(f"{arm}@") and key[1:] == tuple(measure)}
-        recalls = {
-            rate: {fold: fmean(own) for (_, fold), own in runs.items()}
-            for (rate, *other), runs in values.items()
-            if rate in rates and other[2] == "mean_recall"
-        }
-        for run, own in values[arm, *measure].items():
-            best = max(
-                rates, key=lambda rate: fmean(v for fold, v in recalls[rate].items() if fold != run[1])
-            )
-            if own != values[best, *measure][run]:
-                sys.exit(f"{folder.name}: {arm}, fold {run[1]}: the table has not the value of {best}")
+    recalls = defaultdict(dict)
+    for (model, _, _, metric, *_), runs in values.items():
+        if "@" in model and metric == "mean_recall":
+            recalls[model] |= {fold: fmean(own) for (_, fold), own in runs.items() if fold}
+    for (arm, *measure), runs in values.items():
+        rates = [model for model in recalls if model.startswith(f"{arm}@")]
+        for (seed, fold), own in runs.items():
+            if not rates or not fold:
+                continue
+            others = {rate: fmean(v for other, v in recalls[rate].items() if other != fold) for rate in rates}
+            best = max(others, key=others.get)
+            if own != values[best, *measure][seed, fold]:
+                sys.exit(f"{folder.name}: {arm}, fold {fold}: the table has not the value of {best}")
 
 
 def _agree(folder, row, **values):
