@@ -9,6 +9,7 @@ import sys
 import tarfile
 import unicodedata
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,7 +118,7 @@ def make_shards(
             (temporary / f"{number}.tar", samples[start : start + SAMPLES], edge)
             for number, start in enumerate(range(0, len(samples), SAMPLES))
         ]
-        for part in map_processes(_write_shard, jobs, workers if len(jobs) > 1 else 0):
+        for part in map_processes(partial(_write_shard, folder), jobs, workers if len(jobs) > 1 else 0):
             parts.append(part)
             advance("images", part.samples + len(part.faults), len(samples))
         write_text(temporary / "nshards.txt", f"{len(jobs)}\n")
@@ -171,11 +172,11 @@ def _normal(name: str) -> str:
     return posixpath.normpath(unicodedata.normalize("NFC", name).replace("\\", "/"))
 
 
-def _write_shard(job: ShardJob) -> ShardCounts:
-    """Write one shard. May run in another process."""
+def _write_shard(folder: Path, job: ShardJob) -> ShardCounts:
+    """Write one shard of `folder`, which errors name. May run in another process."""
     target, samples, edge = job
     count, captions, faults = 0, 0, []
-    with explain_disk_errors(target), tarfile.open(target, "w") as tar:
+    with explain_disk_errors(folder), tarfile.open(target, "w") as tar:
         for key, path, texts in samples:
             try:
                 extension, content = _image(path, edge)
