@@ -1,7 +1,7 @@
 """Measure training steps (forward, loss, backward, AdamW) and inference in samples per second, by model and backend.
 
     python -m benchmarks.training [--device cpu|cuda] [--batch 256 1024] [--compile blocks]
-    python -m benchmarks.training --texts RECIPE [key=value …]
+    python -m benchmarks.training --texts | --patches RECIPE [key=value …]
 
 The models are ViT-B/16 on a GPU and those of the Flickr8k recipe on a CPU.
 The models take turns in each round, and are also given as ratios to our CLIP in the same section. Their batch is random
@@ -9,7 +9,8 @@ and on the device. Memory is the peak of a step on a GPU; on a CPU, what a forwa
 Writes training_DEVICE_bf16.json.
 
 `--texts` prints the time of a step of a recipe whose texts are cut to their longest, as a ratio to a step with texts of
-the whole context. Both take turns; text lengths are like those of Flickr8k's captions.
+the whole context; text lengths are like those of Flickr8k's captions. `--patches` prints the ratio of a step whose
+patches are embedded by our matrix product to one with timm's convolution. Both steps take turns.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import timm.layers
 import torch
 
 from benchmarks import tables
 from benchmarks.about import about, add_common_options, parser_of, write_json
 from benchmarks.models import SDPA, Batch, Steps, compile_blocks, make_batch, make_models
 from diffclip.benchmarking.timing import summarize, take_turns
+from diffclip.towers.vision import PatchEmbed
 from diffclip.training.plan import make_step
 from diffclip.training.recipe import Recipe, read_recipe
 
@@ -102,24 +106,43 @@ def _rates(times: list[float], batch: int) -> dict[str, float]:
 
 
 def compare_texts(recipe: Recipe, device: torch.device, rounds: int, seconds: float) -> str:
-    """Describe the ratio of the times of a step with short texts to one with the whole context, round by round."""
+    """Compare a step with short texts to one with texts of the whole context."""
     count, context = recipe.batch_size, recipe.config().text.context_length
     # Flickr8k: mean 14 tokens, nine of ten captions up to 19, the longest of a batch of 128 about 30
     drawn = np.random.default_rng(0).gamma(shape=12, scale=14 / 12, size=count)
     lengths = np.clip(drawn.round(), 4, context).astype(int).tolist()
-    steps = {
-        name: make_step(recipe, device, count, given) for name, given in (("cut", lengths), ("whole", None))
-    }
-    taken, _ = take_turns(
-        {name: lambda step=step: 1000 * step() for name, step in steps.items()}, rounds, seconds
+    cut, whole = (make_step(recipe, device, count, given) for given in (lengths, None))
+    compared = _compare_steps(cut, whole, count, rounds, seconds)
+    return f"{recipe.model}, batch {count}, context {context}, longest text {max(lengths)}: {compared}"
+
+
+def compare_patches(recipe: Recipe, device: torch.device, rounds: int, seconds: float) -> str:
+    """Compare a step with our patch embedding to one with timm's."""
+    step, count, vision = (
+        make_step(recipe, device, recipe.batch_size),
+        recipe.batch_size,
+        recipe.config().vision,
     )
-    ratios = np.divide(taken["cut"], taken["whole"])
-    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-    pairs = [count * 1000 / np.median(taken[name]) for name in ("whole", "cut")]
+
+    def convolution() -> float:
+        with mock.patch.object(PatchEmbed, "forward", timm.layers.PatchEmbed.forward):
+            return step()
+
+    compared = _compare_steps(step, convolution, count, rounds, seconds)
     return (
-        f"{recipe.model}, batch {count}, context {context}, longest text {max(lengths)}: "
-        f"{pairs[0]:.0f} -> {pairs[1]:.0f} pairs a second, time {middle:.3f} ({low:.3f} to {high:.3f})"
+        f"{recipe.model}, batch {count}, patches of {vision.patch_size} in {vision.image_size} px: {compared}"
     )
+
+
+def _compare_steps(
+    new: Callable[[], float], old: Callable[[], float], count: int, rounds: int, seconds: float
+) -> str:
+    """Describe the ratio of the times of two steps, round by round, and the pairs that each takes in a second."""
+    samplers = {"new": lambda: 1000 * new(), "old": lambda: 1000 * old()}
+    taken, _ = take_turns(samplers, rounds, seconds)
+    low, middle, high = np.quantile(np.divide(taken["new"], taken["old"]), [0.25, 0.5, 0.75])
+    pairs = [count * 1000 / np.median(taken[name]) for name in ("old", "new")]
+    return f"{pairs[0]:.0f} -> {pairs[1]:.0f} pairs a second, time {middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main() -> None:
@@ -130,12 +153,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="at most, a section")
     parser.add_argument("--models", nargs="+", help="names of the models to compare; default: all")
     parser.add_argument("--texts", nargs="+", metavar="RECIPE", help="a recipe and changes: cut texts alone")
+    parser.add_argument("--patches", nargs="+", metavar="RECIPE", help="a recipe and changes: patches alone")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    if options.texts:
-        recipe = read_recipe(options.texts[0], options.texts[1:])
-        print(compare_texts(recipe, device, options.rounds, options.seconds))
+    for words, compare in ((options.texts, compare_texts), (options.patches, compare_patches)):
+        if words:
+            print(compare(read_recipe(words[0], words[1:]), device, options.rounds, options.seconds))
+    if options.texts or options.patches:
         return
     cuda = device.type == "cuda"
     size = "ViT-B-16" if cuda else None

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from tiny import SIZES, TOKENS, random_images
@@ -154,6 +155,25 @@ def test_patches_are_projected_like_the_class_token(variant: str) -> None:
     patches = model.encode_patches(IMAGES)
     torch.testing.assert_close(patches, tokens[:, -9:])  # row by row, without class token and registers
     torch.testing.assert_close(model.encode_patches(IMAGES, normalize=True), F.normalize(patches, dim=-1))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_patches_and_gradients_are_those_of_timms_convolution(precision: torch.dtype, bias: bool) -> None:
+    embed = CLIP(tiny(image_size=24, patch_bias=bias), seed=0).visual.patch_embed
+    weights = list(embed.parameters())
+    assert len(weights) == 1 + bias
+    found = []
+    for forward in (embed, lambda images: timm.layers.PatchEmbed.forward(embed, images)):
+        images = IMAGES.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+            patches = forward(images)
+        assert patches.dtype == precision
+        assert patches.shape == (2, 9, 32)
+        found.append([patches, *torch.autograd.grad(patches.float().square().sum(), [images, *weights])])
+    error = 1e-5 if precision == torch.float32 else 0.02
+    for ours, timms in zip(*found, strict=True):
+        assert (ours - timms).norm() < error * timms.norm()
 
 
 def test_last_values_of_a_plain_model_match_values_by_hand() -> None:

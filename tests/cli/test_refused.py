@@ -100,7 +100,7 @@ def place(tmp_path_factory, model_folder, image_folder, class_set) -> Path:
 
 
 LATER = [
-    ("train recipe.yaml", "is not a recipe"),
+    ("train recipe.yaml", "is neither a recipe nor a spec"),
     ("train recipe.yml", "recipe.yml does not exist: did you mean 'recipe.yaml'?"),
     ("train scenes_demo plugins=x.py", "plugins 'x.py' is not a list: write [x.py]"),
     ("train scenes_demo betas=[0,0,0]", "betas=[0,0,0]: [0, 0, 0] has too many items: give at most 2"),

@@ -89,7 +89,7 @@ def test_errors_name_the_file_with_the_wrong_value(recipe_file: Path) -> None:
     ("content", "words"),
     [
         (b"model: [", "is not YAML"),
-        (b"- a\n- b", "is not a recipe"),
+        (b"- a\n- b", "is neither a recipe nor a spec"),
         (b"model: \xff\xfe", "is not YAML"),
         (b"model: CLIP\nseed: 2024-99-99\n", "is not YAML"),
         (b"seed: 0\nmodel: CLIP\nseed: 7\n", "is not YAML: the key seed stands twice: leave one out"),

@@ -130,7 +130,9 @@ def _describe_failure(error: Exception) -> tuple[str, int] | None:
         cause = error.__cause__
         if isinstance(error, typer.BadParameter) and error.param and isinstance(cause, ValidationError):
             return f"{error.param.opts[0]}: {explain(cause)}", error.exit_code
-        return error.format_message(), error.exit_code
+        # typer has printed the help of a group that was given no command, and raises an error without a message
+        command = getattr(getattr(error, "ctx", None), "command_path", "diffclip")
+        return error.format_message() or f"no command given: see {command} --help", error.exit_code
     if isinstance(error, DiffCLIPError):
         return str(error), error.exit_code
     if isinstance(error, OSError):
@@ -166,5 +168,5 @@ def _leave(message: str, code: int) -> NoReturn:
 
         pass_last_line(line, code)
     else:
-        print(f"diffclip: {line or 'no command given: see diffclip --help'}", file=sys.stderr)
+        print(f"diffclip: {line}", file=sys.stderr)
     sys.exit(code)

@@ -8,13 +8,32 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import timm.layers
 import torch
-from timm.layers import LayerNorm
+import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from diffclip.config import Differential, VisionConfig
+
+
+class PatchEmbed(timm.layers.PatchEmbed):  # type: ignore[misc]  # timm has no types
+    """timm's patch embedding; on a CPU the convolution is one matrix product over patches, with the same weights.
+
+    The gradient of a convolution in bfloat16 takes torch up to twenty times as long as that of the product. On other
+    devices neither was measured, so they keep the convolution.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, 3, S, S] to [B, patches, width]."""
+        if images.device.type != "cpu" or images.shape[2:] != self.img_size:
+            embedded: Tensor = super().forward(images)  # which refuses another size
+            return embedded
+        (rows, columns), (height, width) = self.grid_size, self.patch_size
+        pixels = images.reshape(-1, images.shape[1], rows, height, columns, width)
+        pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, patches, 3·p·p]
+        return F.linear(pixels, self.proj.weight.flatten(1), self.proj.bias)
 
 
 def build_vision(config: VisionConfig, differential: Differential | None = None) -> VisionTransformer:
@@ -30,7 +49,8 @@ def build_vision(config: VisionConfig, differential: Differential | None = None)
         global_pool="token",
         drop_path_rate=config.drop_path,
         patch_drop_rate=config.patch_dropout,
-        norm_layer=partial(LayerNorm, eps=config.norm_eps),
+        embed_layer=PatchEmbed,
+        norm_layer=partial(timm.layers.LayerNorm, eps=config.norm_eps),
         attn_layer=config.layer,
         act_layer=config.activation,
         pre_norm=config.pre_norm,

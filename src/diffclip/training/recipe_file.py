@@ -120,10 +120,8 @@ class _KeysOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_fields(
-    path: Path, noun: str = "recipe", advice: str = "it must map keys such as model, epochs, data to values"
-) -> dict[str, Any]:
-    """Read the mapping in a YAML file, or raise `InputError`; without a mapping, it names `noun` and `advice`."""
+def read_fields(path: Path) -> dict[str, Any]:
+    """Read the mapping in a YAML file, or raise `InputError`."""
     try:
         fields = yaml.load(path.read_text(encoding="utf-8"), _KeysOnce)
     except OSError as error:
@@ -131,7 +129,7 @@ def read_fields(
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that does not exist
         raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(fields, dict):
-        raise InputError(f"{path} is not a {noun}: {advice}")
+        raise InputError(f"{path} is neither a recipe nor a spec: it must map keys, such as model, to values")
     return fields
 
 
