@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from tiny_recipe import tiny_recipe
 
 import diffclip
 from diffclip import InputError
+from diffclip.data.dataset import DatasetPairs
+from diffclip.errors import Fault
 from diffclip.training.recipe import parse_recipe
 from diffclip.training.run_folder import read_lines
 
@@ -53,6 +56,40 @@ def test_longer_captions_than_those_of_the_weights(tmp_path: Path) -> None:
         parse_recipe(longer | fields | {"data": {"train": "none.tar"}}, "test"), tmp_path / "long", data=ITEMS
     )
     assert diffclip.load(tmp_path / "long")[0].positional_embedding.shape == (40, 16)
+
+
+class Late:
+    """Images that are opened late, one of them broken, and captions, some of them blank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = [folder / f"{i}.png" for i in range(len(ITEMS))]
+        for file, (pixels, _) in zip(self.files, ITEMS, strict=True):
+            file.write_bytes(png(pixels))
+        self.files[3].write_bytes(png(PIXELS[3])[:300])
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, i: int) -> tuple[Any, list[str]]:
+        if i == 5:
+            raise ValueError("no such item")
+        image = np.zeros((0, 4, 3), np.uint8) if i == 6 else Image.open(self.files[i])
+        return image, ["", " "] if i == 4 else ["", f" a caption {i}"]
+
+
+def test_broken_items_of_a_dataset_are_skipped_and_named(tmp_path: Path) -> None:
+    data = Late(tmp_path)
+    pairs = DatasetPairs(data)
+    assert pairs[0].captions.texts == ["a caption 0"]
+    reasons = {i: str(pairs[i]) for i in range(len(pairs)) if isinstance(pairs[i], Fault)}
+    assert list(reasons) == [3, 4, 5, 6]
+    for i, words in enumerate(("cannot be read (OSError", "no text", "(ValueError: no such", "[0, 4, 3]"), 3):
+        assert reasons[i].startswith(f"dataset Late[{i}] has") or i == 5
+        assert words in reasons[i]
+    recipe = parse_recipe(tiny_recipe(data={"train": "none.tar"}, epochs=1), "test")
+    outcome = diffclip.train(recipe, tmp_path / "run", data=data, val=data)
+    assert {fault.name for fault in outcome.skipped} >= {f"validation[{i}]" for i in (3, 4, 5, 6)}
+    assert read_lines(tmp_path / "run" / "validation.jsonl")[0]["images"] == len(ITEMS) - 4
 
 
 def test_items_without_captions_are_skipped_and_named(tmp_path: Path) -> None:

@@ -43,16 +43,16 @@ class DatasetSource:
 
     def image(self, i: int) -> Image.Image:
         """Return image `i` as RGB, or raise `InputError` if the dataset fails to give it."""
-        return _as_image(self.item(i)[0])
+        return _as_image(self.item(i)[0], self.name(i))
 
     def item(self, i: int) -> tuple[Any, list[str] | int]:
-        """Return the image and the captions or class of item `i`."""
+        """Return the image and the captions, without the blank ones, or the class of item `i`."""
         try:
             item = self.dataset[i]
             image, answer = list(item.values() if isinstance(item, Mapping) else item)[:2]
             texts = [answer] if isinstance(answer, str) else answer
             is_text = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-            return image, list(texts) if is_text else int(answer)
+            return image, [text.strip() for text in texts if text.strip()] if is_text else int(answer)
         except Exception as error:  # a dataset may raise anything
             reason = f"cannot be read ({type(error).__name__}: {error})"
             raise InputError(self.name(i), reason, "give (image, captions) or (image, class)") from error
@@ -83,7 +83,7 @@ class DatasetPairs:
         name = self._source.name(i)
         try:
             image, captions = self._source.item(i)
-            pixels = torch.from_numpy(np.array(_as_image(image))).permute(2, 0, 1)
+            pixels = torch.from_numpy(np.array(_as_image(image, name))).permute(2, 0, 1)
         except InputError as error:
             return sample_fault(name, error)
         if isinstance(captions, int) or not captions:
@@ -96,17 +96,20 @@ class DatasetPairs:
     keep_indexes = decode = fetch = _do_nothing
 
 
-def _as_image(image: Any) -> Image.Image:
-    """Convert an image of a dataset to RGB, or raise `InputError` for another type or shape."""
-    if isinstance(image, Image.Image):
-        return to_rgb(image)
-    is_planes = isinstance(image, Tensor) and image.ndim == 3
-    values = image.permute(1, 2, 0).numpy() if is_planes else np.asarray(image)
-    if values.dtype != np.uint8 or values.ndim not in (2, 3) or values.shape[2:] not in ((), (3,)):
-        raise InputError(
-            f"an image of the dataset is {values.dtype} {list(values.shape)}: give a PIL image, an array uint8 "
-            "[H, W, 3] or a tensor uint8 [3, H, W]"
-        )
+def _as_image(image: Any, name: str) -> Image.Image:
+    """Convert the image of item `name` to RGB, or raise `InputError` for a broken image, another type or shape."""
+    try:
+        if isinstance(image, Image.Image):
+            return to_rgb(image)
+        is_planes = isinstance(image, Tensor) and image.ndim == 3
+        values = image.permute(1, 2, 0).numpy() if is_planes else np.asarray(image)
+    except Exception as error:  # PIL reads a file only now, and what is no image may raise anything
+        reason = f"has an image that cannot be read ({type(error).__name__}: {error})"
+        raise InputError(name, reason, "give a whole image") from error
+    is_shape = values.ndim in (2, 3) and values.shape[2:] in ((), (3,)) and 0 not in values.shape
+    if values.dtype != np.uint8 or not is_shape:
+        advice = "give a PIL image, an array uint8 [H, W, 3] or a tensor uint8 [3, H, W]"
+        raise InputError(name, f"has an image that is {values.dtype} {list(values.shape)}", advice)
     return to_rgb(Image.fromarray(values))
 
 
@@ -118,7 +121,8 @@ def dataset_set(
     templates: Sequence[str] = (_TEMPLATE,),
     train: Any = None,
 ) -> EvaluationSet:
-    """Make the evaluation set of a dataset: retrieval for captions, classification for classes.
+    """Make the evaluation set of a dataset: retrieval for captions, classification for classes. Items that cannot be
+    read, or have no caption, are skipped and are its `faults`.
 
     Args:
         classnames: names by class; by default `dataset.classes`, as torchvision has them.
@@ -126,22 +130,36 @@ def dataset_set(
         train: the dataset that a linear probe or few-shot learns from.
 
     Raises:
-        InputError: an item is of another kind than the first, or a class has no name.
+        InputError: an item is of another kind than the first, a class has no name, or every item is skipped.
     """
     source = DatasetSource(dataset, name)
-    numbers = list(range(len(source)))
-    answers = [source.item(i)[1] for i in numbers]
-    captions = [answer for answer in answers if isinstance(answer, list) and answer]
-    labels = [answer for answer in answers if isinstance(answer, int)]
+    answers: dict[int, list[str] | int] = {}
+    faults: list[Fault] = []
+    for i in range(len(source)):
+        try:
+            answer = source.item(i)[1]
+        except InputError as error:
+            faults.append(sample_fault(source.name(i), error))
+            continue
+        if answer == []:
+            faults.append(Fault(source.name(i), "has an empty caption"))
+        else:
+            answers[i] = answer
     if not answers:
-        raise InputError(f"{name} is empty: give a dataset with items")
-    if len(labels) < len(answers) and len(captions) < len(answers):
-        odd = next(i for i in numbers if answers[i] == [] or type(answers[i]) is not type(answers[0]))
+        empty = f"{name} is empty: give a dataset with items"
+        raise InputError(f"no item of {name} can be used (first: {faults[0]})" if faults else empty)
+    numbers = list(answers)
+    captions = [answer for answer in answers.values() if isinstance(answer, list)]
+    labels = [answer for answer in answers.values() if isinstance(answer, int)]
+    if captions and labels:
+        odd = next(i for i in numbers if type(answers[i]) is not type(answers[numbers[0]]))
         raise InputError(
             f"{source.name(odd)} has no captions or no class, and others have: give all the same kind"
         )
     if captions:
-        return EvaluationSet(name, split, "retrieval", [], [], source, numbers, captions=captions)
+        return EvaluationSet(
+            name, split, "retrieval", [], [], source, numbers, captions=captions, faults=faults
+        )
     names = list(classnames or getattr(dataset, "classes", ()))
     if not 0 <= min(labels) <= max(labels) < len(names):
         known = f"{len(names)} class names are known"
@@ -152,5 +170,14 @@ def dataset_set(
         return dataset_set(train, other, name, names, templates) if is_there else None
 
     return EvaluationSet(
-        name, split, "classification", names, list(templates), source, numbers, labels, beside=beside
+        name,
+        split,
+        "classification",
+        names,
+        list(templates),
+        source,
+        numbers,
+        labels,
+        faults=faults,
+        beside=beside,
     )
