@@ -42,7 +42,8 @@ def checkpoint_of(path: str | Path) -> Path:
 
 
 def write_link(link: Path, folder: Path) -> None:
-    """Make `link` point to a folder beside it; where links cannot be made, it is a file with the folder's name."""
+    """Make `link` point to a folder beside it; where links cannot be made, it is a file with the folder's name. A real
+    folder in place of the link, as a copy that follows links makes it, is moved aside under a new name."""
     temporary = link.with_name(f".{link.name}.tmp")
     with explain_disk_errors(link):
         temporary.unlink(missing_ok=True)
@@ -51,6 +52,10 @@ def write_link(link: Path, folder: Path) -> None:
         except OSError:  # each file system without links has its own error
             temporary.write_text(f"{folder.name}\n", encoding="utf-8")
             flush(temporary)
+        if link.is_dir() and not link.is_symlink():
+            aside = link.with_name(f"{link.name}.{uuid.uuid4().hex[:8]}")
+            os.replace(link, aside)
+            print(f"diffclip: {link} was a folder, not a link: it is {aside} now", file=sys.stderr)
         os.replace(temporary, link)
 
 

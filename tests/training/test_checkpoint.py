@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import torch
 from gradients import made_batch, made_model
 
 from diffclip.errors import InputError
+from diffclip.files import checkpoint_of, read_link
 from diffclip.training.checkpoint import (
     RunProgress,
     choose_checkpoint,
@@ -63,6 +65,19 @@ def test_damaged_checkpoints_are_found_and_skipped(name, content, fault, run, st
     # the next checkpoint replaces the damaged folder
     save_checkpoint(ALONE, run, *stepped, RunProgress(3, epoch=3))
     assert find_damage(folder) is None
+
+
+def test_a_copy_that_follows_links_goes_on_and_loses_nothing(run, stepped, tmp_path, capsys) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    checkpoints = copy / "checkpoints"
+    assert checkpoint_of(copy) == checkpoints / "best"
+    assert choose_checkpoint(copy) == checkpoints / "step_00000003"
+    save_checkpoint(ALONE, copy, *stepped, RunProgress(4), best=True)
+    steps = [read_state(read_link(checkpoints / name)).step for name in ("previous", "last", "best")]
+    assert steps == [3, 4, 4]
+    aside = {folder.name.split(".")[0]: read_state(folder).step for folder in checkpoints.glob("*.*")}
+    assert aside == {"last": 3, "best": 2, "previous": 2}
+    assert capsys.readouterr().err.count("was a folder, not a link: it is") == 3
 
 
 def test_a_kill_while_saving_leaves_the_previous_checkpoint_usable(run, stepped, monkeypatch) -> None:
