@@ -217,6 +217,7 @@ def test_a_foreign_config_beside_a_published_file_is_not_read(tmp_path: Path) ->
         {3: torch.zeros(1)},
         {"x": torch.zeros(2, 2).to_sparse()},
         {"x": torch.zeros(2, dtype=torch.complex64)},
+        {"x": torch.zeros(2, device="meta")},
         {f"visual.blocks.0.attn.{part}_proj.weight": torch.tensor(0.0) for part in "qkv"},
         {f"visual.blocks.0.attn.{part}_proj.weight": torch.zeros(2, ord(part)) for part in "qkv"},
         {"visual.blocks.0.attn.lambda_q1": torch.zeros(0)},
@@ -239,12 +240,14 @@ def test_damaged_files_raise_input_error_only(legacy: bool, tmp_path: Path) -> N
     whole = (tmp_path / "f.pt").read_bytes()
     rng = np.random.default_rng(0)
     for _ in range(40):
-        damaged = bytearray(whole[: rng.integers(1, len(whole))])
-        for position in rng.integers(0, len(damaged), 3):
-            damaged[position] = rng.integers(256)
-        (tmp_path / "g.pt").write_bytes(bytes(damaged))
-        with pytest.raises(InputError):
-            diffclip.load(tmp_path / "g.pt")
+        for damaged in (bytearray(whole[: rng.integers(1, len(whole))]), bytearray(whole)):
+            for position in (*rng.integers(0, len(damaged), 3), max(0, len(damaged) - 8)):
+                damaged[position] = rng.integers(
+                    256
+                )  # the last of these is in the place of a zip's directory
+            (tmp_path / "g.pt").write_bytes(bytes(damaged))
+            with pytest.raises(InputError):
+                diffclip.load(tmp_path / "g.pt")
 
 
 def test_a_mismatch_lists_what_differs_and_names_the_model_that_fits(tmp_path: Path) -> None:
@@ -275,6 +278,13 @@ def scripted(file: Path) -> Path:
     return file
 
 
+def inside_itself(file: Path) -> Path:
+    contents: dict[str, object] = {"w": torch.zeros(2)}
+    contents["me"] = contents
+    torch.save(contents, file)
+    return file
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -299,6 +309,7 @@ def scripted(file: Path) -> Path:
             lambda d: torch.save({"a": torch.zeros(2), "b": 1}, d / "one.pt") or d / "one.pt",
             "'b' is not a named tensor",
         ),
+        (lambda d: inside_itself(d / "self.pt"), "is nested too deeply"),
     ],
 )
 def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) -> None:
@@ -314,6 +325,7 @@ def test_unusable_files_are_named_in_one_line(make, words: str, tmp_path: Path) 
     ("text", "words"),
     [
         ("[]", "not a model's configuration"),
+        ("[" * 200_000, "the configuration in .* is not JSON"),
         ('{"embed_dim": "wide"}', "embed_dim"),
         ('{"embed_dim": 8, "vision": {"layers": 1000000000}}', "layers"),
         ('{"text": {"context_length": 1000000000000}}', "holds weights for another model"),

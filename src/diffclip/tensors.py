@@ -68,16 +68,20 @@ def _read_pickle(path: Path) -> Any:
     """Read the contents of a file written by `torch.save`, tensors on the CPU."""
     with torch.serialization.safe_globals(_allowed_globals()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about objects that it then refuses
-        is_archive = zipfile.is_zipfile(path)
-        if is_archive:
-            with zipfile.ZipFile(path) as archive:
-                holds_code = any("/code/" in name for name in archive.namelist())
-            if holds_code:
-                reason = "is a TorchScript archive, which holds code, as OpenAI's files are"
-                raise InputError(str(path), reason, "give open_clip:ViT-B-32/openai, or a file of tensors")
         try:
+            is_archive = zipfile.is_zipfile(path)
+            if is_archive:
+                with zipfile.ZipFile(path) as archive:
+                    holds_code = any("/code/" in name for name in archive.namelist())
+                if holds_code:
+                    reason = "is a TorchScript archive, which holds code, as OpenAI's files are"
+                    raise InputError(
+                        str(path), reason, "give open_clip:ViT-B-32/openai, or a file of tensors"
+                    )
             # files of torch < 1.6 are no archives and cannot be mapped
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        except InputError:
+            raise
         except PermissionError as error:
             raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
         except Exception:  # of many kinds: whatever the first bytes mean as a pickle
@@ -96,7 +100,10 @@ def _read_pickle(path: Path) -> Any:
 
 def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
     """Find the weights in what `torch.save` wrote. Averaged weights are preferred, as in timm, and named."""
-    states = dict(_states_in(contents))
+    try:
+        states = dict(_states_in(contents))
+    except RecursionError:
+        raise InputError(f"{file} is nested too deeply: give a file with a model's weights") from None
     averaged = [key for key in states if _AVERAGED.search(key)]
     usual = [key for key in states if key.rpartition(".")[2] in _USUAL_KEYS]
     chosen = averaged or usual or list(states)
@@ -111,8 +118,9 @@ def _state_of(contents: object, file: Path) -> Mapping[str, Tensor]:
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise InputError(f"{file} holds no state_dict: {str(name)[:60]!r} is not a named tensor")
-        if value.layout != torch.strided or value.is_complex():
-            raise InputError(f"{file} holds {name} as a sparse or complex tensor: give dense, real weights")
+        if value.layout != torch.strided or value.is_complex() or value.is_meta:
+            kinds = "a sparse, complex or empty (meta) tensor"
+            raise InputError(f"{file} holds {name} as {kinds}: give dense, real weights")
     return state
 
 

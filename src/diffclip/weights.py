@@ -99,7 +99,7 @@ def _config_of(file: Path, contents: object) -> tuple[CLIPConfig | None, dict[st
 def _parse(text: str | bytes, file: Path) -> tuple[CLIPConfig, dict[str, Any]]:
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: lists nested too deeply
         raise InputError(f"the configuration in {file} is not JSON ({error}): save the model again") from None
     if not isinstance(fields, dict):
         raise InputError(f"{file} is not a model's configuration: save the model again")
