@@ -181,3 +181,8 @@ def test_missing_and_broken_images_are_reported(kaggle, tmp_path, capsys) -> Non
     assert f"4.jpg: is not in {kaggle}" in captured.err
     assert "2.jpg: is not an image" in captured.err
     assert "8.jpg: has no caption" in captured.err
+    for image in (kaggle / "Images").iterdir():
+        image.write_bytes(b"no image")
+    with pytest.raises(InputError, match=rf"every image in {kaggle} is broken \(first: .* is not an image"):
+        make_shards(kaggle, tmp_path / "none", captions=kaggle / "captions.txt", workers=1)
+    assert not (tmp_path / "none").exists()

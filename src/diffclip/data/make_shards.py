@@ -94,7 +94,7 @@ def make_shards(
         advance: called with "images", the number done since the last call, and the total.
 
     Raises:
-        InputError: no image is found, or `folder` cannot be written.
+        InputError: no image is found, every image is broken, or `folder` cannot be written.
     """
     uncaptioned = [Fault(name, "has no caption") for name, texts in captions.items() if not texts]
     captions = {name: texts for name, texts in captions.items() if texts}
@@ -121,12 +121,15 @@ def make_shards(
         for part in map_processes(partial(_write_shard, folder), jobs, workers if len(jobs) > 1 else 0):
             parts.append(part)
             advance("images", part.samples + len(part.faults), len(samples))
+        faults = [fault for part in parts for fault in part.faults]
+        if len(faults) == len(samples):
+            raise InputError(f"every image in {source} is broken (first: {faults[0]}): replace the files")
         write_text(temporary / "nshards.txt", f"{len(jobs)}\n")
     return ShardCounts(
         len(jobs),
         sum(part.samples for part in parts),
         sum(part.captions for part in parts),
-        missing + uncaptioned + [fault for part in parts for fault in part.faults],
+        missing + uncaptioned + faults,
     )
 
 
