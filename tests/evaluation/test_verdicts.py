@@ -143,6 +143,30 @@ def test_a_pooled_residual_says_so():
     error = np.sqrt((residual**2).sum() / 2 * 2 / 2)
     assert row["pooled"]
     assert row["p"] == pytest.approx(2 * stats.t.sf(abs(row["difference"]) / error, 2))
+    unpaired = frame_of(arms, {"CLIP": [5, 6]})
+    row = compute_verdicts(unpaired, family.model_copy(update={"test": "welch"})).iloc[0]
+    assert (row["test"], row["pooled"]) == ("pooled", True)
+
+
+def test_a_pooled_paired_test_leaves_out_the_runs_that_its_note_names():
+    arms = {"DiffCLIP": A, "CLIP": [*B, 0.9], "CLIP-gated": [0.30, 0.34, 0.31]}
+    family = family_of(RECALL, contrasts=[PAIR, ("CLIP-gated", "CLIP")], pooled=True, test="paired")
+    rows = compute_verdicts(frame_of(arms), family)
+    assert rows["note"].tolist() == ["1 run without a partner left out", "3 runs without a partner left out"]
+    assert (rows["value"] - rows["value_against"]).tolist() == pytest.approx(rows["difference"].tolist())
+
+
+def test_chance_is_that_of_the_two_arms_and_an_arm_that_is_missing_is_not_at_chance():
+    parts = [
+        frame_of({model: values}, chance=chance, count=60)
+        for model, values, chance in (("DiffCLIP", A, 0.3), ("CLIP", B, 0.4), ("other", A, 0.8))
+    ]
+    frame = pd.concat(parts, ignore_index=True)
+    row = one(frame)
+    assert row["chance"] == pytest.approx(0.35)
+    assert row["at_chance"]
+    assert not one(frame, contrast=("DiffCLIP", "none"))["at_chance"]
+    assert not one(frame, contrast=("nobody", "none"))["at_chance"]
 
 
 def test_a_change_between_studies_is_paired_over_seeds():

@@ -90,9 +90,28 @@ def test_a_table_says_its_test_and_a_single_run_has_none():
     table = build_report(results_from([*runs_of("CLIP", [*B, 0.5]), *runs_of("DiffCLIP", A)])).table
     assert table.frame["runs"].tolist() == ["5 and 6"]
     assert "Welch's t test" in table.note
+    assert "at the same rates and on the same test items" in table.note
     alone = results_from([*runs_of("CLIP", B), *runs_of("DiffCLIP", [0.5])])
     assert "One training run of DiffCLIP: another seed" in headline(alone)
     assert "p" not in build_report(alone).table.frame
+
+
+def test_folds_and_chosen_rates_are_part_of_what_a_page_says_and_draws(tmp_path):
+    names = ("CLIP", "DiffCLIP", "CLIP@5e-4", "DiffCLIP@5e-4")
+    seeds = {fold: [fold, fold + 3] for fold in range(3)}  # seed s of fold f is trained with seed 3 s + f
+    write_table(tmp_path, [
+        run for name in names for fold, own in seeds.items()
+        for run in runs_of(name, [0.300 + 0.001 * fold * ("D" in name), 0.301], own, fold=fold, split="fold")
+    ])  # fmt: skip
+    fields = dict(zip(("task", "dataset", "metric"), RECALL, strict=True))
+    spec = {"endpoints": {"secondary": [{**fields, "margin": 0.05}]}, "unit": "fold", "pooled": True}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump({**spec, "contrasts": [["DiffCLIP", "CLIP"]]}))
+    report = build_report(read_results([tmp_path]))
+    assert report.table.frame["runs"].tolist() == ["3 pairs"]
+    assert "a choice of their rates included, on the test items of their folds" in report.table.note
+    axes = report.charts[0].figure.axes[0]
+    assert [len(line.get_xdata()) for line in axes.lines if line.get_marker() == "."] == [3]
+    assert axes.texts[1].get_text().endswith("equivalent within 5 points, pooled")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +138,9 @@ def test_models_at_chance_are_no_headline():
     assert headline(results[0]).endswith("in 1 comparison: not shown above chance in 1.")
     row = results[0].verdicts.iloc[0]
     assert verdict_text(row) == "undecided (neither shown above chance)"
+    arms = {"CLIP": [0.08, 0.081], "DiffCLIP": [0.08, 0.082], "CLIP-gated": [0.08]}
+    results.append(results_from([run for m, v in arms.items() for run in runs_of(m, v, **facts)]))
+    assert "not shown above chance in 1, one run of CLIP-gated in 1" in headline(results[-1])
     for one in results:
         assert cautions(one) == ["Not learned, as no model is shown above chance: mean recall, Flickr8k."]
     better = results_from(

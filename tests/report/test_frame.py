@@ -154,6 +154,8 @@ def test_models_are_sorted_with_clip_first_and_numbers_formatted():
     assert percent(-0.0123, sign=True) == "−1.2"
     assert percent(-0.0001, sign=True) == "0.0"
     assert percent(None) == "–"
-    assert percent(1629121.0, share=False) == "1,629,121"
+    numbers = (1629121.0, 1.254, 0.0042, -0.0731, 0.0, 1e-17)
+    written = [percent(number, share=False) for number in numbers]
+    assert written == ["1,629,121", "1.25", "0.0042", "−0.073", "0.00", "0.00"]
     assert interval(0.1, 0.2) == "10.0 to 20.0"
     assert [p_text(p) for p in (0.0004, 0.0071, 0.0499, 0.34)] == ["< 0.001", "0.007", "0.049", "0.34"]

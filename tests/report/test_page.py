@@ -92,6 +92,8 @@ def test_one_run_per_model_has_no_verdict_no_color_and_no_p(tmp_path):
     for word in ("better", "worse", "equivalent", "undecided", "verdict", " p "):
         assert word not in text.replace("Figures", "")
     assert not re.search(r'class="[^"]*(better|worse)', page.read_text("utf-8"))
+    assert "Values by measure" in text  # also the intervals, and numbers that are no shares
+    assert "shares in percent" in text
     for file in write_tables(tmp_path / "tables", report):
         assert "better" not in file.read_text("utf-8")
 

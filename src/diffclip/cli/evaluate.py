@@ -72,8 +72,8 @@ def evaluate(
 
     Example: diffclip evaluate runs/demo --suite scenes --draws 3 --output results.jsonl
 
-    Every number has its 95 % interval over items and the chance level. diffclip report makes tables and figures from
-    the records.
+    Values have their 95 % interval over items and the chance level, if the metric has them. diffclip report makes
+    tables and figures from the records.
     """
     require_group("report", "pandas", "scipy", "statsmodels")
     _check(models, data, suite, skip_missing, task, split)

@@ -54,7 +54,7 @@ def evaluate(
         device: where to compute; None: a CUDA device if there is one, but a given module stays where it is.
 
     Returns:
-        The records of the task, the headline first.
+        The records of the task.
 
     Raises:
         InputError: the model cannot do the task, or the data cannot be used.

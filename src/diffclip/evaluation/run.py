@@ -2,7 +2,8 @@
 skipped, and a set that fails ends only its own task.
 
 A task is one function. It takes a `Setting` (model, preparation, set) and returns a list of `Score`s, whose fact
-`protocol` describes the method in words. The first score is the one that a report's first table shows. To add a task:
+`protocol` describes the method in words. A report's first table shows the first score, unless `names.HEADLINES` names
+others. To add a task:
 
 1. Write `evaluation/NAME.py` with the function, and if it learns from the split `train`, name it in `suite.LEARNING`.
 2. Add a line to `TASKS`: the kinds of set that it reads, and the `options` of `Setting` that not every task uses.

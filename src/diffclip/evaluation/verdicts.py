@@ -56,8 +56,9 @@ def compute_verdicts(frame: pd.DataFrame, family: Family, finished: bool = True)
         arm, against, the fields of the measure, n_a and n_b (runs of arm and against), value and value_against (means
         over these runs), difference with its 95 % interval, p, p_corrected (Holm over all rows but the primary one),
         p_equivalent (two one-sided tests, corrected likewise, apart from the differences), margin, verdict, test
-        ("paired" or "welch"), pooled, primary, chance, at_chance (neither arm is shown to be above chance), differs
-        (how the arms' records differ, except in the arm), note.
+        ("paired", "welch", or "pooled" for unpaired runs with one variance), pooled, primary, chance (mean over the two
+        arms), at_chance (both arms are measured, and neither is shown to be above chance), differs (how the arms'
+        records differ, except in the arm), note.
 
     Raises:
         InputError: an endpoint does not name one measure of the frame, or values are not finite.
@@ -177,22 +178,26 @@ def _compare(found: pd.DataFrame, endpoint: Endpoint, contrast: Contrast, family
         if left_out := len(a) + len(b) - 2 * len(shared):
             note = f"{left_out} run{'s' * (left_out > 1)} without a partner left out"
         a, b = a.loc[shared], b.loc[shared]
-    chance, value, value_against = found["chance"].mean(), a.mean(), b.mean()
+    # of these two arms: in faithfulness it is another for each model
+    chance, value, value_against = found["chance"][found["model"].isin(contrast)].mean(), a.mean(), b.mean()
     row = {name: first[name].iloc[0] if len(first) else getattr(endpoint, name) for name in IDENTITY}
     row |= {"n_a": len(a), "n_b": len(b), "value": value, "value_against": value_against, "note": note}
     row |= {"difference": value - value_against, "differs": _differences(*arms), "pooled": False}
     has_chance = not math.isnan(chance) and metric_of(endpoint.metric).better != 0
-    at_chance = has_chance and all(_is_at_chance(rows, family.unit) for rows in arms if len(rows))
+    at_chance = has_chance and all(len(rows) > 0 and _is_at_chance(rows, family.unit) for rows in arms)
     row |= {"chance": chance, "at_chance": at_chance, "verdict": _untested(contrast, arms, len(a), len(b))}
     if row["verdict"]:
         return row
     margin = endpoint.margin
     if isinstance(margin, Share):
         margin = margin.share * abs(float(value_against))
-    row |= {"margin": margin, "test": "paired" if paired else "welch", "pooled": family.pooled}
+    unpaired = "pooled" if family.pooled else "welch"
+    row |= {"margin": margin, "test": "paired" if paired else unpaired, "pooled": family.pooled}
     if family.pooled:
         pool = found[found["model"].isin([name for pair in family.all_contrasts for name in pair])]
         runs = pool.groupby(["model", _run_names(pool, family.unit)])["value"].mean().reset_index()
+        is_used = ~runs["model"].isin(contrast) | runs["run"].isin(a.index.union(b.index))
+        runs = runs[is_used]  # without those that the note names
         test = compare_pooled(runs, *contrast, paired, margin)
     else:
         test = compare_runs(a, b, paired, margin)

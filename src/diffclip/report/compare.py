@@ -62,7 +62,8 @@ def headline(results: Results) -> str:
         text = f"{row['arm']} {value}{unit} and {row['against']} {other}{unit} on {row['label']}"
         alone, _, whose = str(row["verdict"]).partition("one run ")
         return f"{text}. {ONE_RUN.replace('each', whose) if whose else f'{alone.capitalize()}.'}"
-    words = verdicts["verdict"].mask(verdicts["at_chance"].astype(bool), "not shown above chance")
+    at_chance = verdicts["at_chance"].astype(bool) & verdicts["test"].notna()
+    words = verdicts["verdict"].mask(at_chance, "not shown above chance")
     counts = ", ".join(f"{word} in {count}" for word, count in words.value_counts().items())
     arms = list(dict.fromkeys(verdicts["arm"]))
     subject = " and ".join(arms) if len(arms) < 3 else f"{len(arms)} models"
@@ -119,7 +120,8 @@ def cautions(results: Results) -> list[str]:
         for (arm, against, text), group in rows.groupby(["arm", "against", column], sort=False):
             where = f"{len(group)} measures" if len(group) > 1 else group["label"].iloc[0]
             lines.append(f"{arm} and {against}: {words}{text} ({where}).")
-    at_chance = verdicts.groupby("label", sort=False)["at_chance"].all()
+    measured = verdicts[(verdicts["n_a"] > 0) & (verdicts["n_b"] > 0)]
+    at_chance = measured.groupby("label", sort=False)["at_chance"].all()
     labels = [str(label) for label in at_chance.index[at_chance]]
     rest = f", and {len(labels) - 4} more" if len(labels) > 4 else ""
     if labels:

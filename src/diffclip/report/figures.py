@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from diffclip.data.published_sets import base_of
 from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN, PANELS, SIX_TASKS
 from diffclip.names import DATASETS
-from diffclip.report.compare import contrast_of
+from diffclip.report.compare import contrast_of, verdict_text
 from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.labels import (
     in_order,
@@ -90,7 +90,7 @@ def forest_chart(
         label = contrast_of(row) if by == "arm" else row["label"]
         summary = percent(row["difference"], sign=True)
         if pd.notna(row["test"]) or pd.isna(row["difference"]):
-            summary = f"{summary.strip('–')}  {row['verdict']}"
+            summary = f"{summary.strip('–')}  {verdict_text(row)}"
         if several or len(label + summary) > _LETTERS:  # the measure is named once, in a line of its own
             if not several or row["label"] != label_above:
                 axes.text(0, y - 0.32, label, fontsize=9, color=INK, **text)
@@ -134,7 +134,8 @@ def forest_chart(
 
 def _paired_differences(results: Results, rows: pd.DataFrame) -> list[npt.NDArray[np.float64]]:
     """Return for each row the differences of its pairs of runs; empty if its test is not paired."""
-    values = values_of(results.records).set_index(["measure", "model", "seed", "fold"])["value"].sort_index()
+    run = ["fold"] if results.spec and results.spec.unit == "fold" else ["seed", "fold"]
+    values = values_of(results.records).groupby(["measure", "model", *run])["value"].mean()
     return [
         (values[row["measure"], row["arm"]] - values[row["measure"], row["against"]]).dropna().to_numpy(float)
         if row["test"] == "paired" and row["measure"] >= 0

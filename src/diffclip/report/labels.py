@@ -83,12 +83,14 @@ def is_share(row: Mapping[str, Any]) -> bool:
 
 
 def percent(value: float | None, share: bool = True, sign: bool = False) -> str:
-    """Write a fraction as "48.3" (percent), a number that is no share with two decimals, a count ("1,629,121"), or None
-    as a dash."""
+    """Write a fraction as "48.3" (percent), a number that is no share as "1.25", "0.0042" or "1,629,121", or None as a
+    dash."""
     if value is None or pd.isna(value):
         return "–"
-    digits = 1 if share else 0 if abs(value) >= 1000 else 2
-    text = f"{100 * value if share else value:{'+' if sign else ''},.{digits}f}"
+    size = abs(value)
+    # a difference by rounding is 0
+    form = ".1f" if share else ".0f" if size >= 1000 else ".2g" if 1e-9 < size < 0.1 else ".2f"
+    text = f"{100 * value if share else value:{'+' if sign else ''},{form}}"
     return text.lstrip("+-") if not text.strip("+-0.") else text.replace("-", "−")
 
 

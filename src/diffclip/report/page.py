@@ -34,7 +34,7 @@ from diffclip.report.compare import (
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
 from diffclip.report.style import png_of, style, write_figure
-from diffclip.report.tables import BRACKETS, Table, comparison_table
+from diffclip.report.tables import VALUES, Table, comparison_table
 from diffclip.training.run_folder import METRICS_FILE, Run, read_run, run_folders
 
 Part = TypeVar("Part", Chart, Table)
@@ -92,8 +92,8 @@ def build_report(results: Results, paths: Sequence[str | Path] = (), title: str 
         )
         measures = list(dict.fromkeys(declared)) or headlines(records)
         charts.append(figures.values_chart(results, measures, "Values"))
-        note = BRACKETS if results.has_several_seeds else f"{ONE_RUN} {BRACKETS}"
-        table = tables.values_table(results, measures, "Values by measure (%)", note, "comparison")
+        note = VALUES if results.has_several_seeds else f"{ONE_RUN} {VALUES}"
+        table = tables.values_table(results, measures, "Values by measure", note, "comparison")
         # a row per model, so that no column is cut
         if len(results.models) > max(tables.MAX_COLUMNS, len(measures)):
             by_model = table.frame.set_index("task").T.rename_axis(columns=None)

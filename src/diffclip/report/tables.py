@@ -29,7 +29,7 @@ _LATEX = {
     "ε": r"$\varepsilon$",
     "×": r"$\times$",
 }
-BRACKETS = "In brackets: 95 % interval over the test items."
+VALUES = "Means over runs and draws, shares in percent. In brackets: 95 % interval over the test items."
 WITH_MAPS = ("focus", "faithfulness")
 BY_MAP = ("auroc", "insertion_auc", "deletion_auc")
 """Measures of focus and faithfulness that a report shows map by map."""
@@ -107,7 +107,7 @@ def comparison_table(
     table = pd.DataFrame(rows).fillna("–")
     table = table[[*table.columns.drop("verdict"), "verdict"]]
     classes = [verdict_class(row) for _, row in verdicts.iterrows()]
-    note = _comparison_note(verdicts, "paper" in table, by, declared=results.spec is not None)
+    note = _comparison_note(results, verdicts, "paper" in table, by)
     return Table(name, title, table, note, classes)
 
 
@@ -123,15 +123,22 @@ def _costs(results: Results, model: str, against: str) -> dict[str, str]:
     return cells
 
 
-def _comparison_note(verdicts: pd.DataFrame, has_paper: bool, by: str, declared: bool) -> str:
+def _comparison_note(results: Results, verdicts: pd.DataFrame, has_paper: bool, by: str) -> str:
     """Explain the numbers of a table of verdicts."""
     tests, shares = set(verdicts["test"].dropna()), verdicts["share"].astype(bool)
     words = {"paired": "a paired t test where runs are pairs", "welch": "Welch's t test over all runs"}
+    words["pooled"] = "a t test over all runs with one variance"
     test = " and ".join(text for name, text in words.items() if name in tests)
     note = "Shares in percent, differences in points. " if shares.any() else ""
-    note += f"Test: {test}, two-sided; intervals and p are about other training runs at the same rates "
-    note += "and on the same test items. "
-    note += f"p: corrected over {'the declared family' if declared else 'the measures of a model'} (Holm)"
+    # the rate of an arm that has several is chosen for each run without that run (`study/rates.py`)
+    rated = {name.partition("@")[0] for name in results.models if "@" in name}
+    is_chosen = verdicts[["arm", "against"]].isin(rated).any(axis=None)
+    rates = ", a choice of their rates included" if is_chosen else " at the same rates"
+    items = " and on the same test items"
+    if verdicts["split"].eq("fold").any():
+        items = ", on the test items of their folds (of a set without folds: on the same items)"
+    note += f"Test: {test}, two-sided; intervals and p are about other training runs{rates}{items}. "
+    note += f"p: corrected over {'the measures of a model' if results.spec is None else 'the declared family'} (Holm)"
     note += ", except the primary endpoint, tested at 5 %." if verdicts["primary"].any() else "."
     if verdicts["pooled"].any():
         note += " Pooled: one residual over all arms."
@@ -175,7 +182,7 @@ def all_values(results: Results) -> list[Table]:
             part = group[group["model"].isin(models[start : start + MAX_COLUMNS])]
             measures = list(part["measure"].unique())
             title = TASK_LABELS.get(str(task), str(task))
-            tables.append(values_table(Results(part), measures, title, BRACKETS, f"values_{task}"))
+            tables.append(values_table(Results(part), measures, title, VALUES, f"values_{task}"))
     return tables
 
 
@@ -186,7 +193,7 @@ def maps_table(results: Results) -> Table | None:
     rows = rows[rows["task"].isin(WITH_MAPS)]
     ordered = rows.sort_values(["task", "dataset", "metric"], kind="stable", ascending=[False, True, True])
     measures = ordered["measure"].unique().tolist()
-    note = f"Mean over seeds. {BRACKETS} Baselines: center prior, untrained, random order."
+    note = f"{VALUES} Baselines: center prior, untrained, random order."
     return values_table(results, measures, "Maps and their baselines", note, "maps") if measures else None
 
 
