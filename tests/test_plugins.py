@@ -147,7 +147,8 @@ def test_train_evaluate_and_attend_with_a_plugin_and_refuse_without(
 
     Image.new("RGB", (32, 32)).save(image)
     ended = diffclip_command(
-        "attend", image, "--model", run, "--output", tmp_path / "map.png", "--plugin", relu
+        *("attend", image, "--model", run, "--output", tmp_path / "map.png", "--plugin", relu),
+        *("--text", "a red dot", "--method", "grad-eclip"),
     )
     assert ended.returncode == 0, ended.stderr
 

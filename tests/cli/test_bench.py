@@ -47,6 +47,8 @@ def test_benchmark_keeps_parser_exit_codes_and_raises_our_errors() -> None:
     result = CliRunner().invoke(app, ["benchmark", "eval", "--no-amp"])
     assert result.exit_code == 2
     assert "unrecognized arguments: --no-amp" in result.stderr
+    result = CliRunner().invoke(app, ["benchmark", "--plugin", "gone.py", "eval", "--pretrained", "x"])
+    assert "gone.py" in str(result.exception)
     for options, message in (
         (["--pretrained", "runs/gone"], "runs/gone does not exist"),
         (["--model", "CLIP"], "no model is given: diffclip benchmark eval --pretrained MODEL"),

@@ -237,5 +237,5 @@ def test_legrad_is_the_mean_of_positive_slopes_of_the_score_of_each_layer(varian
     assert legrad.max() > 0
     head = image_relevance(model, images, texts, method="legrad", layers=range(2, 3), head=1)
     assert head.shape == (1, 2, 4, 4)
-    with pytest.raises(InputError, match="there is no head 5"):
+    with pytest.raises(InputError, match="this model has no head 5"):
         image_relevance(model, images, texts, method="legrad", head=4)

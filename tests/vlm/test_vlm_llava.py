@@ -80,6 +80,10 @@ def test_llama_models_connect_and_other_families_are_refused(parts: Any) -> None
     with_registers.config.registers = 4
     with pytest.raises(InputError, match="the vision tower has registers"):
         connect(with_registers, *parts[1:])
+    shallow = make_vision()
+    shallow.config.num_hidden_layers = 1
+    with pytest.raises(InputError, match="the vision tower has one layer"):
+        connect(shallow, *parts[1:])
 
 
 def test_tokens_that_a_tokenizer_lacks_are_added(parts: Any) -> None:

@@ -44,7 +44,7 @@ def test_maps_of_a_layer_and_a_head(differential, image):
     assert not np.allclose(
         view.maps["legrad", 0].values, look(differential, image, TEXTS).maps["legrad", 0].values
     )
-    for choice, message in (({"layer": 9}, "has no vision layer 9"), ({"head": 3}, "there is no head 3")):
+    for choice, message in (({"layer": 9}, "has no vision layer 9"), ({"head": 3}, "has no head 3")):
         with pytest.raises(InputError, match=message):
             look(differential, image, TEXTS, **choice)
 

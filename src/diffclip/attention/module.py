@@ -72,6 +72,7 @@ class SelfAttention(nn.Module, ABC):
     lambda_init: float
     """λ_init of this layer, if it takes one."""
     pairs_heads = False
+    """True if two heads share a value head, so that a layer has num_heads/2 maps."""
     is_differential = False
     """True if a second map is subtracted from the first."""
     published_names: ClassVar[PublishedNames | None] = None

@@ -158,6 +158,9 @@ def judge_kernels(device: torch.device, dtype: torch.dtype, seconds: float) -> s
         if not found <= 2 * torchs + 1e-6:  # a NaN is above every limit
             return f"{tower}: relative error {found:.1e} against the formula, where sdpa has {torchs:.1e}"
         rows[tower] = measure(shape, device, dtype, _MOST_ROUNDS, seconds / 2, (TRITON, SDPA))
+    failed = [(name, times[name]["why"]) for times in rows.values() for name in times if "why" in times[name]]
+    if failed:
+        return f"{failed[0][0]} could not be timed: {failed[0][1]}"
     ratio = _mean_time(rows, TRITON) / _mean_time(rows, SDPA)
     return None if ratio < 1 else f"the fused kernels take {ratio:.2f} times the time of sdpa"
 

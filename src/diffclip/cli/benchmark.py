@@ -13,7 +13,8 @@ def benchmark(context: typer.Context) -> None:
 
     Example: diffclip benchmark eval --pretrained runs/clip --dataset wds/cifar10 --dataset_root sets/cifar10 --no_amp
 
-    --pretrained takes the MODEL of diffclip evaluate. diffclip benchmark eval --help lists clip_benchmark's options.
+    --pretrained takes a MODEL of diffclip evaluate that is, or converts to, one of our CLIPs. --plugin stands before
+    eval. diffclip benchmark eval --help lists clip_benchmark's options.
     """
     from diffclip.integrations.clip_benchmark import run_command
 

@@ -69,7 +69,7 @@ for command in (
 ):
     app.command(command.__name__)(with_plugins(command))
 
-app.command("benchmark", context_settings=SETTINGS)(benchmark)
+app.command("benchmark", context_settings=SETTINGS)(with_plugins(benchmark))
 
 app.add_typer(data, name="data")
 app.add_typer(vlm, name="vlm")

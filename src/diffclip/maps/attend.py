@@ -120,7 +120,13 @@ class _Reader:
 
     def _relevance(self, images: Tensor) -> _Part:
         found = image_relevances(
-            self.model, images, self.texts, methods=[self.method], layers=self.layers, head=self.head
+            self.model,
+            images,
+            self.texts,
+            methods=[self.method],
+            layers=self.layers,
+            head=self.head,
+            name=self.name,
         )
         features = self.model.encode_image(images, normalize=True)
         spoken = text_relevance(self.model, self.tokens, features, self.first_text, self.method)
@@ -130,7 +136,7 @@ class _Reader:
         with recording(self.model, "visual", self.layers.start) as recorded:
             self.model.encode_image(images)
         chosen = recorded[: len(self.layers)]
-        check_head(chosen, self.head)
+        check_head(chosen, self.head, self.name)
         if self.method == "rollout":
             row = rollout(chosen)[:, self.token]
         else:

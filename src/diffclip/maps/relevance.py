@@ -43,6 +43,7 @@ def image_relevances(
     methods: Sequence[str] = OF_TEXTS,
     layers: range | None = None,
     head: int | None = None,
+    name: str = "this model",
 ) -> dict[str, Tensor]:
     """Compute the relevance of each patch for each text by each of `methods`: ≥ 0, [B, T, h, w].
 
@@ -52,9 +53,10 @@ def image_relevances(
         norm: the rule for gradients through a head norm, see `Norm`.
         layers: the vision layers to use, neighbors, counted from 0; None: the last, for `legrad` all.
         head: one head of these layers, counted from 0; None: all.
+        name: the model's, for error messages.
 
     Raises:
-        InputError: the layers have no such head.
+        InputError: the layers have no such head, or maps without the queries and keys that `grad-eclip` reads.
     """
     depth = range(model.config.vision.layers)
     others = [name for name in methods if name != LEGRAD]
@@ -64,11 +66,12 @@ def image_relevances(
         with recording(model, "visual", chosen.start, gradients=True, norm=norm) as recorded:
             logits = image_logits(model, images, texts)
             maps = recorded[: len(chosen)]
-            check_head(maps, head)
+            check_head(maps, head, name)
             rows = [_patch_rows(maps, gradients(logit, maps), others, head) for logit in logits.unbind(1)]
         found = {name: torch.stack([row[name] for row in rows], dim=1) for name in others}
     if LEGRAD in methods:
-        found[LEGRAD] = _image_legrad(model, images, texts, depth if layers is None else layers, head, norm)
+        chosen = depth if layers is None else layers
+        found[LEGRAD] = _image_legrad(model, images, texts, chosen, head, norm, name)
     return {name: as_patches(patch_part(found[name])) for name in methods}
 
 
@@ -129,7 +132,7 @@ def text_relevance(
 
 
 def _image_legrad(
-    model: CLIP, images: Tensor, texts: Tensor, layers: range, head: int | None, norm: Norm
+    model: CLIP, images: Tensor, texts: Tensor, layers: range, head: int | None, norm: Norm, name: str
 ) -> Tensor:
     """Compute LeGrad of the class token for all tokens of the images: [B, T, N] ≥ 0."""
     blocks = model.visual.blocks[layers.start :]
@@ -138,7 +141,7 @@ def _image_legrad(
         _outputs(blocks) as outputs,
     ):
         model.encode_image(_usable(images))
-        check_head(maps, head)
+        check_head(maps, head, name)
         class_tokens = torch.zeros(len(images), dtype=torch.int64, device=outputs[0].device)
 
         def logits_of(x: Tensor) -> Tensor:
@@ -149,11 +152,11 @@ def _image_legrad(
         return _legrad(maps[:count], outputs[:count], logits_of, class_tokens, head)
 
 
-def check_head(maps: Sequence[AttentionMaps], head: int | None) -> None:
-    """Raise `InputError` unless the layers have the `head`, counted from 0; None is all heads."""
+def check_head(maps: Sequence[AttentionMaps], head: int | None, name: str) -> None:
+    """Raise `InputError` unless the layers of the model `name` have the `head`, counted from 0; None is all heads."""
     heads = maps[0].first.shape[1]
     if head is not None and not 0 <= head < heads:
-        raise InputError(f"there is no head {head + 1}: the layers have heads 1 to {heads}")
+        raise InputError(f"{name} has no head {head + 1}: its vision layers have heads 1 to {heads}")
 
 
 def _legrad(
@@ -249,8 +252,10 @@ def grad_eclip_of(
 def spatial_weights(maps: AttentionMaps, rows: Tensor, mask: Tensor) -> Tensor:
     """Compute the spatial weights Φ(cos(q, k_i)) for the queries of the tokens `rows` [B]: [B, N], scaled to [0, 1]
     over the tokens in `mask` [B, N]; 1 if all are equal."""
-    assert maps.queries is not None
-    assert maps.keys is not None
+    if maps.queries is None or maps.keys is None:
+        raise InputError(
+            "Grad-ECLIP needs the queries and keys of a layer: give them to AttentionMaps (docs/plugin.md)"
+        )
     samples = torch.arange(len(rows), device=rows.device)
     query, keys = maps.queries.detach()[samples, :, rows].float(), maps.keys.detach().float()
     products = (keys @ query[..., None])[..., 0]  # [B, heads, N]

@@ -212,8 +212,12 @@ def core_name(name: str) -> str:
     return PROJECTIONS.get(name, name)
 
 
-def load_transformers(place: str | Path, source: str) -> CLIP:
-    """Load a model that transformers saved as a `DiffCLIPModel` to `place`, a folder or a name on the hub."""
+def load_transformers(place: str | Path, source: str = "") -> CLIP:
+    """Load a model that transformers saved as a `DiffCLIPModel` to `place`, a folder or a name on the hub.
+
+    `source` is its name in error messages, by default `place`.
+    """
+    source = source or str(place)
     fields = PreTrainedConfig.get_config_dict(place)[0]
     config = core_config(fields, source)
     check_end_of_text(fields.get("text_config", {}).get("eos_token_id"), config.text.vocab_size, source)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 
+from diffclip.config import name_of
 from diffclip.errors import InputError, explain_errors
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers import image_processor_of, vision_from_diffclip
@@ -68,6 +69,10 @@ def load_vision(source: str) -> tuple[Any, Any]:
             f"vision {source} is a model's name and has no weights: give a run, a saved folder or hf-hub:OWNER/NAME"
         )
     clip = load_with_origin(source).model
+    if clip.config.vision.layer_options(clip.config.differential):
+        raise InputError(
+            f"vision {source}: {name_of(clip.config)} lacks a part of attention: give a tower with all parts"
+        )
     return vision_from_diffclip(clip), image_processor_of(clip.config)
 
 

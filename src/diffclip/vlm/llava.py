@@ -72,11 +72,16 @@ def connect(
         processor: a LlavaProcessor; an image becomes one image token per patch of the tower.
 
     Raises:
-        InputError: the vision tower has registers, or Llava's classes would compute the language model differently.
+        InputError: the vision tower has registers or a single layer, or Llava's classes would compute the language
+            model differently.
     """
     if vision.config.registers:
         raise InputError(
             "the vision tower has registers, which Llava's classes take for patches: take one without"
+        )
+    if vision.config.num_hidden_layers < -FEATURE_LAYER:
+        raise InputError(
+            "the vision tower has one layer, and the one before the last is read: take two or more"
         )
     tokenizer = copy.deepcopy(tokenizer)
     vocabulary = tokenizer.get_vocab()

@@ -232,7 +232,8 @@ def _ask(
         try:
             written = chat.answer(model, processor, images, [text for _, text in batch])
         except torch.OutOfMemoryError as error:
-            raise InputError(f"out of memory: use a --batch-size below {batch_size}") from error
+            advice = f"use a --batch-size below {batch_size}" if batch_size > 1 else "use --device cpu"
+            raise InputError(f"out of memory: {advice}") from error
         answers |= zip(batch, written, strict=True)
         progress("questions", len(batch), len(distinct))
     return {split: [answers[key] for key in asked] for split, asked in keys.items()}

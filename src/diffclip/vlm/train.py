@@ -82,6 +82,12 @@ def train_stage(
         if is_first:
             print(f"{part.json_file}: checking its samples", file=sys.stderr)
         conversations = read_conversations(part.json_file, part.images, part.image_prefix)
+        lengths = conversations.lengths()
+        order = training_order(lengths, part.batch_size, recipe.seed, part.epochs)
+        if not len(order):
+            raise InputError(
+                f"stage{stage}.epochs={part.epochs:g} of {len(lengths)} samples is less than one sample"
+            )
         if is_first:
             stack.enter_context(lock_folder(run))
             _claim_run(recipe, run)
@@ -92,7 +98,6 @@ def train_stage(
             enable = getattr(model, "activation_checkpointing_enable", None)
             (enable or model.gradient_checkpointing_enable)()
         template = TEMPLATES[stage]
-        order = training_order(conversations.lengths(), part.batch_size, recipe.seed, part.epochs)
         dataset = ConversationSet(conversations, order, part.images, processor, template, recipe.max_length)
         trainer = fit(run, model, dataset, processor.tokenizer.pad_token_id or 0, arguments, stop, resume)
         if is_first:

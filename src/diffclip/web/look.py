@@ -69,7 +69,7 @@ def look(
     features = embed_texts(model, loaded.tokenizer, texts).clone()  # embedded in inference mode
     layers = None if layer is None else find_layers(model, loaded.label, str(layer))
     index = None if head is None else head - 1
-    relevances = image_relevances(model, pixels, features, layers=layers, head=index)
+    relevances = image_relevances(model, pixels, features, layers=layers, head=index, name=loaded.label)
     with recording(model, "visual") as layer_maps:
         encoded = model.encode_image(pixels, normalize=True)
         chosen = layer_maps[-1 if layer is None else layer - 1]

@@ -139,9 +139,11 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         opacity = gr.Slider(0, 100, _OPACITY, step=1, label=label, min_width=320, elem_id="dc-opacity")
     towers = [model.loaded.model.config.vision for model in models]
     with gr.Row(elem_classes="dc-controls"):
-        label, most = "Vision layer (0: the last; LeGrad: all)", max(tower.layers for tower in towers)
+        label = "Vision layer (0: the last, LeGrad all; not for Rollout)"
+        most = max(tower.layers for tower in towers)
         layer = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-layer")
-        label, most = "Head (0: all)", max(tower.heads for tower in towers)
+        label = "Head (0: all; not for Rollout)"
+        most = max(tower.heads // (1 + tower.layer.pairs_heads) for tower in towers)
         head = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-head")
         label = "Each model on a scale of its own"
         own_scale = gr.Checkbox(label=label, min_width=320, visible=len(models) > 1, elem_id="dc-scale")
