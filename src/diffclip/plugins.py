@@ -36,6 +36,8 @@ def load_plugin(source: str, folder: Path | None = None) -> None:
         file = folder / source if folder is not None and (folder / source).is_file() else Path(source)
         if not file.is_file():
             raise InputError(f"plugin {source}: there is no such file; give FILE.py or an installed module")
+        if file.suffix != ".py":
+            raise InputError(f"plugin {source}: the name of a plugin ends with .py; rename the file")
         source = str(file.resolve())
     if source in _loading:
         return

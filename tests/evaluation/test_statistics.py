@@ -12,7 +12,8 @@ def test_detectable_difference_has_80_percent_power() -> None:
     sd, runs = 0.02, 6
     generator = np.random.default_rng(0)
     for paired, comparisons in ((True, 1), (False, 1), (False, 10)):
-        difference = statistics.detectable(sd, runs, paired, comparisons)
+        df = runs - 1 if paired else 2 * (runs - 1)
+        difference = statistics.detectable(sd, runs, df, comparisons)
         values = generator.normal([[difference], [0]], sd, (4000, 2, runs))
         test = stats.ttest_rel if paired else stats.ttest_ind
         found = test(values[:, 0], values[:, 1], axis=1).pvalue < 0.05 / comparisons
@@ -23,6 +24,8 @@ def test_spread_of_runs_is_within_arms_and_averages_draws() -> None:
     rows = [("a", 0, 0.3), ("a", 0, 0.5), ("a", 1, 0.44), ("b", 0, 0.9), ("b", 1, 0.94), ("c", 0, 0.1)]
     sd, df = statistics.run_sd(pd.DataFrame(rows, columns=["model", "seed", "value"]))
     assert (sd, df) == (pytest.approx(np.std([0.4, 0.44], ddof=1)), 2)
+    chosen = [("d@1e-3", 0, 0.1), ("d@1e-3", 1, 0.2), ("d", 0, 0.1), ("d", 1, 0.2)]
+    assert statistics.run_sd(pd.DataFrame(chosen, columns=["model", "seed", "value"]))[1] == 1
     assert statistics.run_sd(pd.DataFrame(rows[5:], columns=["model", "seed", "value"]))[1] == 0
 
 

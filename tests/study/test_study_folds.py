@@ -82,8 +82,8 @@ def test_rate_of_a_run_is_the_best_one_in_the_other_folds(study_file: Callable[.
     records += [record("CLIP@2e-3", seed, value) for seed, value in enumerate(high)]
     # few-shot has no say in the choice and follows it
     records += [record("CLIP@2e-3", 0, 0.9, task="few-shot", dataset="caltech101", metric="acc1")]
-    assert with_chosen_rates(records, study, {"CLIP@1e-3": 3, "CLIP@2e-3": 2}) == records
-    finished = {"CLIP@1e-3": 3, "CLIP@2e-3": 3}
+    finished = {(f"CLIP@{rate}", seed) for rate in ("1e-3", "2e-3") for seed in range(3)}
+    assert with_chosen_rates(records, study, finished - {("CLIP@2e-3", 2)}) == records
     derived = with_chosen_rates(with_chosen_rates(records, study, finished), study, finished)[len(records) :]
     # the others' means: 0.15 and 0.275, 0.2 and 0.225, 0.25 and 0.15
     assert [(row.model, row.seed, row.value) for row in derived if row.task == "retrieval"] == [
@@ -98,15 +98,27 @@ def test_rate_of_a_run_is_the_best_one_in_the_other_folds(study_file: Callable[.
     diverged = [row for row in records if row.weights != "CLIP@2e-3-s2"]
     derived = with_chosen_rates(diverged, study, finished)[len(diverged) :]
     assert [row.weights for row in derived] == [f"CLIP@1e-3-s{seed}" for seed in range(3)]
+    # another map of the metric has no say, and runs of seeds that the spec has no more are left out
+    other = [record(row.model, row.seed or 0, 1 - (row.value or 0), map="other") for row in records[:6]]
+    derived = with_chosen_rates(
+        [*records, *other, record("CLIP@2e-3", 3, 0.9)], study, finished | {("CLIP@2e-3", 3)}
+    )
+    assert [row.weights for row in derived if row.model == "CLIP" and row.task == "retrieval"] == [
+        *("CLIP@2e-3-s0", "CLIP@2e-3-s0", "CLIP@2e-3-s1", "CLIP@2e-3-s1", "CLIP@1e-3-s2", "CLIP@1e-3-s2"),
+    ]
     alone = read_study(study_file(**{**FOLDS, "folds": None, "unit": "seed"}))
     single = [records[0], records[3]]  # no other run to choose by
-    assert with_chosen_rates(single, alone, {"CLIP@1e-3": 1, "CLIP@2e-3": 1}) == single
+    assert with_chosen_rates(single, alone, {("CLIP@1e-3", 0), ("CLIP@2e-3", 0)}) == single
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"folds": None}, "unit is fold, and there are no folds"),
+        (
+            {"endpoints": {"primary": {**RETRIEVAL, "task": "mechanics", "metric": "sink_ratio"}}},
+            "no rate can be chosen by sink_ratio of endpoints.primary",
+        ),
         ({"endpoints": {}}, "endpoints.primary: no run measures validation on flickr8k"),
         ({"sweep": STUDY["sweep"]}, "a study with folds has no scenes and no sweep"),
         ({"epochs": 3}, r"epochs is a key of the training recipe: write it into `change` \(change.epochs="),

@@ -206,7 +206,7 @@ def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip
     assert ["models", "DiffCLIP", "brief", "0", "…", "5", "6", "0"] in rows
     sd = 0.0005**0.5  # of 0.40 and 0.42, and of 0.41 and 0.45
     assert "runs vary by 2.24 points (standard deviation within arms, 2 degrees of freedom)" in ended.stdout
-    least = detectable(sd, 6, paired=True)
+    least = detectable(sd, 6, df=5)
     assert f"6 runs of each arm find a difference of {100 * least:.2f} points" in ended.stdout
 
 

@@ -9,7 +9,7 @@ from diffclip.evaluation.records import Record
 from diffclip.study.grid import Planned
 from diffclip.study.results import StudyFolder
 
-RECIPE = tiny_recipe(batch_size=16, data={"train": "nowhere", "val": "nowhere", "memory": True})
+RECIPE = tiny_recipe(batch_size=16, log_every=2, data={"train": "nowhere", "val": "nowhere", "memory": True})
 STUDY = {
     "title": "Tiny models on made images",
     "recipe": "tiny.yaml",

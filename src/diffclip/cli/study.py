@@ -104,7 +104,10 @@ def study(
         raise InputError(f"--pilot {pilot} has no {RUNS_FILE}: give the results of a study")
     resolved = read_study(recipe, changes or [])
     groups = [group for group in GROUPS if not only or group in only]
-    name = path.parent.name if path.name == SPEC_FILE else path.stem
+    for group in only or ():
+        if group not in (*resolved.grids, *(["sweep"] if resolved.sweep else ())):
+            raise InputError(f"--only {group}: {path} has no {group}, leave it out")
+    name = path.resolve().parent.name if path.name == SPEC_FILE else path.stem
     job_options = parse_options(slurm or "")
     if cluster is None:
         chosen = pick_device(device).type

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from diffclip.cli.console import print_table
-from diffclip.evaluation.records import TABLE_FILE, load_records
+from diffclip.evaluation.records import TABLE_FILE, read_records
 from diffclip.evaluation.statistics import detectable, run_sd
 from diffclip.names import Group
 from diffclip.report.labels import measure_label
@@ -74,25 +74,32 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
     is that of the first results in `folders` with two runs of an arm."""
     primary, secondary = study.endpoints.primary, study.endpoints.secondary
     print(f"primary: {primary.arm} − {primary.against}, {measure_label(primary.model_dump())}")
-    seeds = [{run.seed for run in runs if run.arm == arm} for arm in (primary.arm, primary.against)]
+    # an arm at its chosen rates has as many runs as at one rate
+    seeds = [
+        {run.seed for run in runs if arm in (run.arm, run.arm.partition("@")[0])}
+        for arm in (primary.arm, primary.against)
+    ]
     paired = study.test == "paired" or (study.test is None and seeds[0] == seeds[1])
     count = len(seeds[0] & seeds[1]) if paired else min(map(len, seeds))
     if study.unit == "fold" and study.folds:
         count = study.folds
-    for frame in (load_records(folder) for folder in folders if (folder / TABLE_FILE).is_file()):
-        for key in ("task", "dataset", "metric"):
-            frame = frame[frame[key] == getattr(primary, key)]
-        sd, df = run_sd(frame)
+    arms = len({name for pair in study.all_contrasts for name in pair})
+    for file in (folder / TABLE_FILE for folder in folders if (folder / TABLE_FILE).is_file()):
+        records = primary.select(read_records(file))
+        frame = pd.DataFrame([record.model_dump(include={"model", "seed", "value"}) for record in records])
+        sd, df = run_sd(frame) if records else (0.0, 0)
         if not df or not sd or count < 2:
             continue
-        least = detectable(sd, count, paired)
+        groups = arms if study.pooled else 2
+        test_df = (groups - 1 if paired else groups) * (count - 1)
+        least = detectable(sd, count, test_df)
         value = frame[frame["model"] == primary.against]["value"].mean()  # NaN without a run
         share = f" ({least / value:.0%} of {primary.against}'s {100 * value:.1f})" if value > 0 else ""
         print(f"runs vary by {100 * sd:.2f} points (standard deviation within arms, {df} degrees of freedom)")
         text = f"{count} runs of each arm find a difference of {100 * least:.2f} points{share}"
         if secondary:
             rows = len(study.all_contrasts) * len(study.measures) - 1
-            corrected = detectable(sd, count, paired, max(rows, 1))
+            corrected = detectable(sd, count, test_df, max(rows, 1))
             text += f", and of {100 * corrected:.2f} points in a secondary comparison, one of {rows}"
         print(f"{text}, with 80 % power")
         return

@@ -14,12 +14,12 @@ spec:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from diffclip.evaluation.records import MEASURE
+from diffclip.evaluation.records import MEASURE, Record
 
 Contrast = tuple[str, str]
 """(arm, against)."""
@@ -68,6 +68,14 @@ class Endpoint(_Part):
     head: int | None = None
     map: str | None = None
     margin: Margin | None = None
+
+    def select(self, records: Iterable[Record]) -> list[Record]:
+        """Return the records of this endpoint. A field that is not given is absent, if it is absent in some of them."""
+        given = {name: value for name in MEASURE if (value := getattr(self, name)) is not None}
+        rows = [record for record in records if all(getattr(record, name) == given[name] for name in given)]
+        for name in set(MEASURE) - given.keys():
+            rows = [record for record in rows if getattr(record, name) is None] or rows
+        return rows
 
 
 class Primary(Endpoint):
@@ -135,8 +143,8 @@ class Family(BaseModel):
             dict.fromkeys([*first, *(one for one in rest if not any(_is_same(one, own) for own in first))])
         )
 
-    def count_missing(self, ended: Mapping[str, int]) -> int:
-        """Count the runs of the family's arms that are planned, without those of each arm that have `ended`."""
+    def count_missing(self, ended: Collection[tuple[str, int]]) -> int:
+        """Count the planned runs of the family's arms without those that have `ended`, by arm and seed."""
         return 0
 
 

@@ -41,6 +41,8 @@ class ResultsFile:
             raise InputError(
                 f"{path} is not a regular file, and other files are written beside it: give a file's name"
             )
+        if path is not None and path.suffix == ".csv":
+            raise InputError(f"{path}: records are written as JSON lines: give a name that ends with .jsonl")
         self.path = path
         self._records: list[Record] = []
         self._stamps: dict[str, str] = {}

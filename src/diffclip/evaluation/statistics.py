@@ -214,20 +214,23 @@ def holm(p: pd.Series) -> pd.Series:
     return corrected
 
 
-def detectable(sd: float, runs: int, paired: bool, comparisons: int = 1) -> float:
-    """Return the true difference that the t test finds in 80 % of all cases.
+def detectable(sd: float, runs: int, df: int, comparisons: int = 1) -> float:
+    """Return the true difference of two arms that the t test finds in 80 % of all cases.
 
     Args:
         sd: standard deviation of a run within an arm. Paired runs are taken as uncorrelated.
         runs: of each arm.
+        df: degrees of freedom of the test: runs − 1 if they are paired, 2·(runs − 1) if not, or those of the residual.
         comparisons: the size of the family; Holm tests its smallest p at 5 % over this number.
     """
-    from statsmodels.stats.power import TTestIndPower, TTestPower
+    from scipy import optimize, stats
 
-    test: Any = TTestPower() if paired else TTestIndPower()
-    size = {"nobs": runs} if paired else {"nobs1": runs}
-    effect = test.solve_power(effect_size=None, alpha=ALPHA / comparisons, power=POWER, **size)
-    return float(effect) * sd * math.sqrt(2 if paired else 1)
+    critical = stats.t.ppf(1 - ALPHA / comparisons / 2, df)
+
+    def excess(effect: float) -> float:  # the other tail is below 1e-4 at this power
+        return float(stats.nct.sf(critical, df, effect)) - POWER
+
+    return float(optimize.brentq(excess, 0, 2 * critical + 2)) * sd * math.sqrt(2 / runs)
 
 
 def above_chance(values: ArrayLike, chance: float, low: ArrayLike, high: ArrayLike) -> float:
@@ -256,8 +259,10 @@ def run_sd(values: pd.DataFrame) -> tuple[float, int]:
     """Return the standard deviation of runs within arms, pooled over arms, and its degrees of freedom.
 
     Args:
-        values: columns `model`, `seed` and `value`; several values of a run (draws) are averaged.
+        values: columns `model`, `seed` and `value`; several values of a run (draws) are averaged. An arm at its chosen
+            rates (`CLIP`) repeats runs of `CLIP@5e-4` and is left out.
     """
+    values = values[~values["model"].isin(values["model"].str.extract("(.*)@", expand=False))]
     runs = values.dropna(subset=["seed", "value"]).groupby(["model", "seed"])["value"].mean()
     deviations = runs - runs.groupby("model").transform("mean")
     df = len(runs) - runs.index.get_level_values("model").nunique()

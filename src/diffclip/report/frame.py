@@ -163,8 +163,8 @@ def clip_of(model: str, models: Sequence[str]) -> str | None:
 def _count_missing(spec: Family | None, runs: pd.DataFrame) -> int:
     if spec is None or runs.empty:
         return 0
-    ended = runs.loc[runs["group"] != "sweep", "arm"].str.partition("@")[0].value_counts()
-    return spec.count_missing(ended.to_dict())
+    ended = runs[runs["group"] != "sweep"]
+    return spec.count_missing(list(zip(ended["arm"], ended["seed"], strict=True)))
 
 
 def _prepare(records: pd.DataFrame) -> pd.DataFrame:

@@ -154,6 +154,8 @@ def parse_options(options: str) -> dict[str, str | int]:
                 f"--slurm {option!r} has no value: write partition=main,gpus_per_node=1,timeout_min=240"
             )
         number = int(value) if value.isdecimal() else value
+        if key == "cpus_per_task" and not isinstance(number, int):
+            raise InputError(f"--slurm {option}: give a whole number of CPUs")
         names = {"timeout_min": "time", "tasks_per_node": "ntasks_per_node"}
         parsed |= {"mem": f"{value}GB"} if key == "mem_gb" else {names.get(key, key): number}
     return parsed

@@ -61,13 +61,11 @@ def grid_runs(study: Study, chosen: Mapping[str, Settings]) -> list[Planned]:
     """List the runs of the grids, seed by seed and fold by fold, so that an interrupted grid has complete seeds.
     `chosen` has the settings of each swept arm; without them an arm keeps those of the recipe.
 
-    With K folds, seed s in fold f trains with seed K·s + f: the spread over folds is also that of the initial values.
+    The folds of a seed have seeds of their own, so the spread over folds is also that of the initial values.
     """
     runs = []
     for group, grid in study.grids.items():
-        for seed in (
-            seed * (study.folds or 1) + fold for seed in grid.seeds for fold in range(study.folds or 1)
-        ):
+        for seed in study.run_seeds(grid):
             for arm in grid.arms:
                 if rates := grid.rates(arm):
                     settings = [(name, {"lr": lr}) for name, lr in rates.items()]

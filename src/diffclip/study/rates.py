@@ -7,25 +7,28 @@ folds includes the choice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from diffclip.evaluation.records import Record
+from diffclip.names import metric_of
 
 if TYPE_CHECKING:
     from diffclip.study.spec import Study
 
 
-def with_chosen_rates(records: Iterable[Record], study: Study, finished: Mapping[str, int]) -> list[Record]:
+def with_chosen_rates(
+    records: Iterable[Record], study: Study, ended: Collection[tuple[str, int]]
+) -> list[Record]:
     """Return the records with those of each arm at its chosen rate, for arms that have finished all runs at all rates.
 
-    For each run the rate is the one with the highest mean of the primary endpoint in the other folds (without folds:
+    For each run the rate is the one with the best mean of the primary endpoint in the other folds (without folds:
     with the other seeds). The records of the run at that rate are repeated under the arm's own name. A rate at which a
     run diverged is not chosen.
 
     Args:
-        finished: the number of finished runs by arm at a rate (`CLIP@5e-4`), those that diverged included.
+        ended: the finished runs, those that diverged included: the arm at a rate (`CLIP@5e-4`) and the seed.
     """
     grids = {arm: grid for grid in study.grids.values() for arm in grid.arms if grid.rates(arm)}
     kept = [record for record in records if record.model not in grids]
@@ -33,12 +36,14 @@ def with_chosen_rates(records: Iterable[Record], study: Study, finished: Mapping
     for record in kept:
         by_model[record.model].append(record)
     for arm, grid in grids.items():
-        runs = len(grid.seeds) * (study.folds or 1)
-        if all(finished.get(name, 0) == runs for name in grid.rates(arm)):
-            by_rate = [by_model[name] for name in grid.rates(arm)]
+        seeds = study.run_seeds(grid)
+        if all((name, seed) in ended for name in grid.rates(arm) for seed in seeds):
+            by_rate = [
+                [record for record in by_model[name] if record.seed in seeds] for name in grid.rates(arm)
+            ]
             kept += [
                 record.model_copy(update={"model": arm, "protocol": f"{record.protocol}; as {record.model}"})
-                for record in _choose(by_rate, study, runs)
+                for record in _choose(by_rate, study, len(seeds))
             ]
     return kept
 
@@ -47,14 +52,14 @@ def _choose(by_rate: list[list[Record]], study: Study, runs: int) -> list[Record
     """Choose for each run among the records of an arm at its rates; empty if runs diverged at every rate, or
     if there is no other run to choose by."""
     primary = study.endpoints.primary
-    measure = (primary.task, primary.dataset, primary.metric)
+    better = metric_of(primary.metric).better
     # by rate, the value of each seed: the mean over draws, if the task draws
     scores: list[dict[int, float]] = []
     for records in by_rate:
         values = defaultdict[int, list[float]](list)
-        for record in records:
-            if (record.task, record.dataset, record.metric) == measure and record.value is not None:
-                values[record.seed or 0].append(record.value)
+        for record in primary.select(records):
+            if record.value is not None:
+                values[record.seed or 0].append(better * record.value)
         scores.append({seed: fmean(draws) for seed, draws in values.items()})
     candidates = [rate for rate, values in enumerate(scores) if len(values) == runs]
     chosen: list[Record] = []

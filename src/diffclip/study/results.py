@@ -8,7 +8,6 @@ import torch, because reports read studies.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,8 +96,8 @@ class StudyFolder:
             saved = [record for record in saved if (record.model, record.seed) != (arm, seed)]
             results = with_averages([*saved, *map(as_in_table, records)])  # recompute all with this code
             if self.study is not None:
-                finished = Counter(done["arm"] for done in {**self.runs, name: line}.values())
-                results = with_chosen_rates(results, self.study, finished)
+                ended = {(done["arm"], done["seed"]) for done in [*self.runs.values(), line]}
+                results = with_chosen_rates(results, self.study, ended)
             write_table(self.path, results)
             curves = [row for row in read_lines(self.path / CURVES_FILE) if row["run"] != name]
             _write_lines(self.path / CURVES_FILE, [*curves, curve])
@@ -146,6 +145,7 @@ def describe_run(
         raise InputError(f"{run} was never validated: give the study's data a split val")
     best = max(scored, key=lambda row: row["score"], default={})
     samples = np.diff([0, *(row["samples"] for row in steps)])
+    counts = np.diff([0, *(row["step"] for row in steps)])  # a row has the steps since the one before
     seconds = samples / [row["samples_per_second"] for row in steps] if steps else np.zeros(0)
     names = {"run": planned.name, "group": planned.group, "arm": planned.arm, "seed": planned.seed}
     line = names | {
@@ -157,7 +157,7 @@ def describe_run(
         "seconds": round(float(seconds.sum()), 2),
         "suite_seconds": ended.suite_seconds,
         "parameters": _count_parameters(planned.recipe),
-        "step_seconds": float(np.median(seconds)) if steps else None,
+        "step_seconds": float(np.median(seconds / counts)) if steps else None,
         "peak_memory": starts[-1].get("ended", {}).get("peak_memory"),
         "device": starts[-1]["gpus"][0]["name"] if site.device == "cuda" else starts[-1]["machine"]["cpu"],
         "threads": site.threads,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +33,7 @@ from pydantic import (
 from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.family import Endpoints, Family, Primary
 from diffclip.evaluation.suite import SUITES
-from diffclip.names import METRICS, Group
+from diffclip.names import METRICS, Group, metric_of
 from diffclip.plugins import load_listed
 from diffclip.training.recipe import Recipe, read_recipe
 from diffclip.training.recipe_file import Keys, find_recipe, parse, recipe_fields
@@ -214,6 +214,12 @@ class Study(Part, Family):
             )
         if self.sweep is not None and any(grid.lr for grid in self.grids.values()):
             raise ValueError("a study has a sweep or a list lr in its grids, not both: leave one out")
+        metric = self.endpoints.primary.metric
+        if metric_of(metric).better == 0 and any(grid.lr for grid in self.grids.values()):
+            raise ValueError(
+                f"models.lr is a list, and no rate can be chosen by {metric} of endpoints.primary, which is neither "
+                "better high nor low"
+            )
         if not self.contrasts:
             baseline = self.endpoints.primary.against
             pairs = [(name, baseline) for name in self.models.arms if name != baseline]
@@ -222,14 +228,22 @@ class Study(Part, Family):
         self._check_contrasts()
         return self
 
-    def count_missing(self, ended: Mapping[str, int]) -> int:
+    def count_missing(self, ended: Collection[tuple[str, int]]) -> int:
         # an arm that runs at several rates has them in its name: CLIP@5e-4
         named = {arm.partition("@")[0] for contrast in self.all_contrasts for arm in contrast}
-        return sum(
-            max(0, len(grid.seeds) * (self.folds or 1) * max(1, len(grid.rates(arm))) - ended.get(arm, 0))
+        planned = {
+            (name, seed)
             for grid in self.grids.values()
             for arm in named & grid.arms.keys()
-        )
+            for name in grid.rates(arm) or [arm]
+            for seed in self.run_seeds(grid)
+        }
+        return len(planned - set(ended))
+
+    def run_seeds(self, grid: Grid) -> list[int]:
+        """Return the seeds of an arm's runs in order: with K folds, seed s has K runs, with the seeds K·s + fold."""
+        folds = self.folds or 1
+        return [seed * folds + fold for seed in grid.seeds for fold in range(folds)]
 
     def _check_references(self) -> None:
         """Raise `ValueError` for a name that is no arm, nor an arm at one of its rates."""
