@@ -8,6 +8,7 @@ import yaml
 from made_records import made, make_record, results_from, write_lines, write_study
 from scipy import stats
 
+from diffclip.cli.evaluate_table import show_records
 from diffclip.errors import InputError
 from diffclip.evaluation.records import read_records, records_table, write_records, write_table
 from diffclip.evaluation.verdicts import write_verdicts
@@ -84,6 +85,23 @@ def test_a_third_noisy_arm_changes_no_number_of_two_others():
     rows = results_from(three).verdicts
     pd.testing.assert_series_equal(rows[rows["arm"] == "DiffCLIP"].iloc[0], results_from(two).verdicts.iloc[0],
                                    check_names=False)  # fmt: skip
+
+
+def test_a_third_model_with_fewer_sets_leaves_two_others_their_average(capsys):
+    facts = {"measure": ("six-tasks", "zero-shot", "average"), "of": ("cifar10", "pets")}
+    sets = [("zero-shot", name, "acc1") for name in facts["of"]]
+    two = [run for m, v in (("CLIP", B), ("DiffCLIP", A)) for run in runs_of(m, v, **facts)]
+    two += [
+        run for m, v in (("CLIP", B), ("DiffCLIP", A)) for one in sets for run in runs_of(m, v, measure=one)
+    ]
+    third = [*runs_of("DiffCLIP-vision", A, **facts | {"of": ("pets",)}),
+             *runs_of("DiffCLIP-vision", A, measure=sets[1])]  # fmt: skip
+    rows = results_from([*two, *third]).verdicts
+    assert rows["arm"].tolist() == ["DiffCLIP", "DiffCLIP-vision", "DiffCLIP-vision"]
+    assert rows["p_corrected"][0] == results_from(two).verdicts["p_corrected"][0]
+    assert rows["label"][0] == "zero-shot top-1, mean of CIFAR-10 and Pets"
+    show_records([*two, *third], headlines_only=True)
+    assert "mean of CIFAR-10" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_table_says_its_test_and_a_single_run_has_none():

@@ -245,6 +245,13 @@ def test_primary_comparison_and_contrasts_have_defaults(study_file: Callable[...
     assert declared.endpoints.primary.metric == "mean_recall"
     assert declared.endpoints.primary.margin == 0.02
     assert declared.contrasts == [("CLIP", "DiffCLIP")]
+    measured = [
+        {"task": "mmvp", "dataset": "scenes-mmvp", "metric": "pair_accuracy/Color and Appearance"},
+        {"task": "sugarcrepe", "dataset": "scenes-sugarcrepe", "metric": "replace_att"},
+    ]
+    scenes = {**STUDY["models"], "suite": "scenes"}  # type: ignore[dict-item]
+    named = read_study(study_file(models=scenes, endpoints={"secondary": measured})).endpoints.secondary
+    assert [one.metric for one in named or ()] == [one["metric"] for one in measured]
     assert read_study("study_cpu").arms["DiffCLIP"].against == "DiffCLIP-no-factor"
     assert read_study("study_cpu", ["ablations=null"]).arms["DiffCLIP"].against is None
 

@@ -28,7 +28,9 @@ def show_records(records: Sequence[Record], headlines_only: bool) -> None:
     plain = results.records[results.records["layer"].isna()]
     measures = list(plain["measure"].unique())
     if headlines_only or len(measures) > _MOST:
-        measures = headlines(results.records)
+        # two models may have an average that a third one lacks
+        compared = results.verdicts.get("measure", ())
+        measures = list(dict.fromkeys([*compared, *headlines(results.records)]))
     tested = is_tested(results.verdicts)
     table = values_table(results, measures, "", intervals=not tested).frame
     several = results.has_several_seeds

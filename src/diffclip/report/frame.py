@@ -30,7 +30,7 @@ class Results:
         records: one row per record of the last checkpoint, with `measure` (one number per measure) added. Models that
             share a name have their run or file added to it, in brackets.
         verdicts: the rows of `compute_verdicts`, with `measure` and `label` added: of a study the declared family, of
-            loose records a family per contrast with the headline measures.
+            loose records a family per contrast with the headline measures of its two models.
         curves: one mapping per run as in `curves.jsonl`.
         runs: one row per run of a study; empty without one.
         spec: the study or the declared family in `folder`; None of loose records.
@@ -125,12 +125,18 @@ def results_of(
     contrasts = loose_contrasts(frame["model"].unique(), against)
     if not contrasts:
         return Results(frame, curves=list(curves))
-    endpoints = Endpoints(secondary=tuple(_endpoints(frame, headlines(frame))))
-    families = [Family(endpoints=endpoints, contrasts=[contrast]) for contrast in contrasts]
-    verdicts = pd.concat([compute_verdicts(frame, family) for family in families])
+    places, parts = dict[int, int](), []
+    for contrast in contrasts:
+        pair = frame[frame["model"].isin(contrast)]  # without what a third model lacks or has
+        measures = headlines(pair)
+        endpoints = Endpoints(secondary=tuple(_endpoints(pair, measures)))
+        parts.append(compute_verdicts(pair, Family(endpoints=endpoints, contrasts=[contrast])))
+        for measure in measures:
+            places.setdefault(measure, len(places))
+    verdicts = _with_labels(pd.concat(parts, ignore_index=True), frame)
     # by measure, so that the models of a measure stand together
-    verdicts = verdicts[verdicts["verdict"] != "not measured"].sort_index(kind="stable")
-    return Results(frame, _with_labels(verdicts.reset_index(drop=True), frame), list(curves))
+    order = verdicts["measure"].map(places).sort_values(kind="stable").index
+    return Results(frame, verdicts.loc[order].reset_index(drop=True), list(curves))
 
 
 def loose_contrasts(models: Iterable[str], against: str | None = None) -> list[Contrast]:
