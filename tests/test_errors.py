@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from diffclip.config import parse_config
 from diffclip.data.images import read_image
 from diffclip.errors import DiffCLIPError, Fault, InputError, sample_fault
 
@@ -13,6 +14,19 @@ def test_an_error_keeps_its_parts_also_between_processes() -> None:
     assert str(error) == "a.jpg is empty: replace it"
     assert (error.name, error.reason, error.advice) == ("a.jpg", "is empty", "replace it")
     assert str(DiffCLIPError("a whole line")) == "a whole line"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"preprocess": {"resize": "x"}}, "preprocess.resize: 'x' is not a whole number, or choose 'squash'"),
+        ({"lambda_init": "dynamc"}, "lambda_init: 'dynamc' is not a number, or choose 'dynamic'"),
+    ],
+)
+def test_the_types_that_a_field_may_have_are_named_together(fields: dict, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_config(fields, "config.json")
+    assert str(caught.value) == f"config.json: {words}"
 
 
 def test_a_fault_names_its_sample_once() -> None:

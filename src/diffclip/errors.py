@@ -136,15 +136,17 @@ _OFFERED = 3  # names that begin with a wrong one
 def explain(error: ValidationError, known: str | None = None) -> str:
     """Describe the errors of pydantic in one line: the first few fields with their faults.
 
-    The field `known` is left unnamed. Of a field that may have values of several types, one fault is told.
+    The field `known` is left unnamed. Of a field that may have values of several types, the faults are joined by "or".
     """
-    faults: dict[str, str] = {}
+    faults: dict[str, dict[str, None]] = {}
     for fault in error.errors():
         # without the types, such as list[str], that pydantic tried for the field
-        field = ".".join(part for part in map(str, fault["loc"]) if part not in _TYPES and "[" not in part)
+        parts = [part for part in map(str, fault["loc"]) if part not in _TYPES and "[" not in part]
+        field = ".".join(part for part in parts if not part.startswith("constrained-"))
         words = _FAULTS.get(fault["type"], fault["msg"].replace("{", "{{").replace("}", "}}"))
-        faults.setdefault(field, words.format(value=fault["input"], **fault.get("ctx", {})))
-    messages = [f"{field}: {words}" if field not in ("", known) else words for field, words in faults.items()]
+        faults.setdefault(field, {})[words.format(value=fault["input"], **fault.get("ctx", {}))] = None
+    joined = {field: ", or ".join(words) for field, words in faults.items()}
+    messages = [f"{field}: {words}" if field not in ("", known) else words for field, words in joined.items()]
     rest = f"; and {len(messages) - _NAMED_FAULTS} more" if len(messages) > _NAMED_FAULTS else ""
     return "; ".join(messages[:_NAMED_FAULTS]) + rest
 

@@ -56,6 +56,7 @@ def test_changes_set_inner_keys_and_keep_other_fields(recipe_file: Path) -> None
         ("architecture.vision=3", "architecture.vision is 3: it must map sizes"),
         ("architecture=null", "has no size"),
         ("epochs", "write key=value"),
+        ("data.caption_key={}", "{} is not a text, or {} has too few items: give at least 1"),
         ("seed=true", "seed=true: True is not a whole number"),
         ("warmup_epochs=.inf", "warmup_epochs=.inf: inf is not a finite number"),
         ("epochs.x=5", "epochs is 3 and has no inner keys"),
