@@ -67,6 +67,14 @@ def test_damaged_checkpoints_are_found_and_skipped(name, content, fault, run, st
     assert find_damage(folder) is None
 
 
+def test_a_position_that_cannot_be_read_is_named(run, stepped) -> None:
+    (run / "checkpoints" / "step_00000003" / "training.json").write_text("{")
+    with pytest.raises(
+        InputError, match=r"cannot read .*step_00000003/training\.json .*: go on with --resume"
+    ):
+        save_checkpoint(ALONE, run, *stepped, RunProgress(3, epoch=4))
+
+
 def test_a_copy_that_follows_links_goes_on_and_loses_nothing(run, stepped, tmp_path, capsys) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
     checkpoints = copy / "checkpoints"

@@ -285,21 +285,24 @@ def test_a_step_that_is_not_finite_stops_the_run(
     assert runner.train(recipe, run, resume=True).progress.step == 10
 
 
-def test_progress_is_kept_if_the_last_batch_is_broken(recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("broken", [2, 4])
+def test_progress_is_kept_if_a_batch_is_broken(broken, recipe: Recipe, tmp_path: Path, monkeypatch) -> None:
     batches = CaptionLoader.epoch
 
     def epoch(self: Any, epoch: int, start_batch: int = 0) -> Any:
         for index, batch in enumerate(batches(self, epoch, start_batch), start_batch):
-            if index == 4:
+            if index == broken:
                 fault = Fault("a sample", "is broken")
                 batch = type(batch)(batch.images[:0], batch.tokens[:0], [], [], [fault])
             yield batch
 
     monkeypatch.setattr(CaptionLoader, "epoch", epoch)
-    outcome = runner.train(changed(recipe, checkpoint_every=1), tmp_path / "run")
+    outcome = runner.train(changed(recipe, checkpoint_every=1, log_every=10), tmp_path / "run")
     assert (outcome.progress.step, outcome.progress.epoch) == (12, 3)
     assert read_state(tmp_path / "run" / "checkpoints" / "last") == outcome.progress
     assert read_starts(tmp_path / "run")[-1]["ended"]["how"] == "finished"
+    steps = [record["step"] for record in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert steps == ([1, 10, 12] if broken == 2 else [1, 10])
 
 
 def zeroed(shards: Path, folder: Path, broken: Iterable[int]) -> Path:

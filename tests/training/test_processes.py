@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from zeroed_images import zero_images
 
 from diffclip.cli.main import main
+from diffclip.training import distributed
 from diffclip.training import run as runner
 from diffclip.training.checkpoint import read_state
 from diffclip.training.recipe import Recipe, parse_recipe
@@ -142,14 +144,22 @@ def command_line(*words: str) -> None:
     main()
 
 
-def begin_ranks(recipe: Recipe, run: Path) -> list[tuple[ForkServerProcess, Path]]:
+def command_line_of_another_processor(*words: str) -> None:
+    """The command where the first process alone multiplies bfloat16 natively."""
+    distributed.has_bf16 = lambda _: os.environ["SLURM_PROCID"] == "0"
+    command_line(*words)
+
+
+def begin_ranks(
+    recipe: Recipe, run: Path, command: Callable[..., None] = command_line
+) -> list[tuple[ForkServerProcess, Path]]:
     """Train in two processes as SLURM starts them; return each process with the file of its output."""
     file, port, logs = run.with_suffix(".yaml"), get_free_port(), [run.with_suffix(f".{r}") for r in "01"]
     file.write_text(recipe.to_yaml())
     words = ["train", str(file), "--run", str(run), "--accelerator", "cpu"]
     variables = [started_by_slurm(rank, port) for rank in range(2)]
     return [
-        (forked.begin(log, command_line, *words, OMP_NUM_THREADS="1", **own), log)
+        (forked.begin(log, command, *words, OMP_NUM_THREADS="1", **own), log)
         for log, own in zip(logs, variables, strict=True)
     ]
 
@@ -238,3 +248,18 @@ def test_input_errors_are_reported_by_only_one_process(recipe: Recipe, tmp_path:
     [[line], none] = map(lines_of, outputs)
     assert "of one process in " in line
     assert none == []
+    automatic, command = changed(recipe, precision="auto"), command_line_of_another_processor
+    codes, outputs = ended(begin_ranks(automatic, tmp_path / "mixed", command))
+    assert codes == [2, 2], outputs
+    assert "precision auto is bf16 on some nodes and fp32 on others: give precision=fp32" in outputs[0]
+    assert not (tmp_path / "mixed").exists()
+
+
+@pytest.mark.slow
+def test_a_diverged_run_is_not_restarted(recipe: Recipe, tmp_path: Path) -> None:
+    recipe = changed(recipe, lr=1e30, lr_start=1e30)
+    process = start(recipe, tmp_path / "run", "--devices", "1", "--max-restarts", "2")
+    _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 1
+    [line] = lines_of(stderr)
+    assert "start again with a lower lr" in line

@@ -33,7 +33,7 @@ from diffclip.cli.study import study
 from diffclip.cli.train import train
 from diffclip.cli.vlm import vlm
 from diffclip.data.workers import describe_dead_worker
-from diffclip.errors import DiffCLIPError, RankError, explain
+from diffclip.errors import DiffCLIPError, DivergedError, RankError, explain
 from diffclip.files import printable
 from diffclip.version import __version__
 
@@ -116,7 +116,7 @@ def main() -> NoReturn:
         is_common = isinstance(error, DiffCLIPError) and not isinstance(error, RankError)
         if is_common and rank != "0" and "DIFFCLIP_LAUNCHED_BY" not in os.environ:
             sys.exit(failure[1])
-        _leave(*failure)
+        _leave(*failure, diverged=isinstance(error, DivergedError))
     if code == _INTERRUPTED:
         _leave("interrupted", code)
     sys.exit(code if isinstance(code, int) else 0)
@@ -159,14 +159,14 @@ def _flush_output() -> None:
         raise
 
 
-def _leave(message: str, code: int) -> NoReturn:
+def _leave(message: str, code: int, diverged: bool = False) -> NoReturn:
     with suppress(OSError):
         _flush_output()
     line = printable(" ".join(message.split()))
     if "DIFFCLIP_LAUNCHED_BY" in os.environ:  # the launcher process prints the line
         from diffclip.training.launch import pass_last_line
 
-        pass_last_line(line, code)
+        pass_last_line(line, code, diverged=diverged)
     else:
         print(f"diffclip: {line}", file=sys.stderr)
     sys.exit(code)

@@ -51,7 +51,7 @@ def train(
         typer.Option(
             min=0,
             help="How often the processes are started again, from the last checkpoint, after one was "
-            "killed or failed with code 1.",
+            "killed or failed with code 1, unless the run diverged.",
         ),
     ] = 0,
     strategy: Annotated[

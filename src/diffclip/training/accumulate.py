@@ -34,8 +34,9 @@ def backward_in_parts(
     """Run forward, loss and backward of a batch with at most `size` samples in a forward pass (None: all). Texts are
     cut to the longest of the pass.
 
-    The loss (0-dim) and the gradients are the same for any size. The returned loss and model outputs have no graph.
-    The second pass of a part repeats the random numbers of its first pass (drop path, patch dropout).
+    The loss (0-dim) and the gradients are the same for any size, except with drop path or patch dropout, whose random
+    numbers are drawn part by part (the second pass of a part repeats those of its first pass). The returned loss and
+    model outputs have no graph.
 
     Args:
         forward: maps images [B, 3, S, S] and tokens [B, ≤ L] to what `CLIP.forward` returns.

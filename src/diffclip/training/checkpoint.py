@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from diffclip.errors import InputError
+from diffclip.errors import InputError, explain_errors
 from diffclip.files import explain_disk_errors, flush, read_link, write_link, write_text
 from diffclip.training.distributed import gather, shared_errors
 from diffclip.training.optimizer import load_optimizer, optimizer_tensors
@@ -67,7 +67,9 @@ def save_checkpoint(
     earlier checkpoints stay as they were.
     """
     is_first = fabric.global_rank == 0
-    folder, is_saved = gather(fabric, _folder_for(run, progress) if is_first else (run, False))[0]
+    with shared_errors(fabric):
+        place = _folder_for(run, progress) if is_first else (run, False)
+    folder, is_saved = gather(fabric, place)[0]
     if is_saved:
         return folder
     states = {"cpu": torch.get_rng_state()}
@@ -155,8 +157,10 @@ def restore_checkpoint(
 
 
 def read_state(folder: Path) -> RunProgress:
-    """Read the position in the run from the checkpoint in `folder`."""
-    return RunProgress(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
+    """Read the position in the run from the checkpoint in `folder`; `InputError` is raised if it is damaged."""
+    file = folder / STATE_FILE
+    with explain_errors(f"cannot read {file}", "go on with --resume, from the newest whole checkpoint"):
+        return RunProgress(**json.loads(file.read_text(encoding="utf-8")))
 
 
 def choose_checkpoint(run: Path) -> Path | None:

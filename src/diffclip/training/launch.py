@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from diffclip.errors import DiffCLIPError, InputError, StoppedError
+from diffclip.errors import DiffCLIPError, DivergedError, InputError, StoppedError
 from diffclip.training.stopping import LAUNCHED_BY, NOTHING_TO_SAVE, STOP_SIGNALS
 
 _MEETING = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
@@ -90,8 +90,9 @@ def launch(hardware: Hardware, max_restarts: int = 0) -> None:
     """Run this program's own command in one process per device of this node, as `torchrun` does, and wait for the end.
 
     A signal to stop is passed on to all processes, which then have five minutes to save. If one process fails, the
-    others are ended. If it was killed or ended with code 1, all are started again from the last checkpoint, up to
-    `max_restarts` times. The line and exit code of the process that failed first are raised as `DiffCLIPError`.
+    others are ended. If it was killed or ended with code 1, but did not diverge, all are started again from the last
+    checkpoint, up to `max_restarts` times. The line and exit code of the process that failed first are raised as
+    `DiffCLIPError`.
     """
     threads = max(1, torch.get_num_threads() // int(hardware.devices))
     defaults = {"OMP_NUM_THREADS": str(threads), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SAVE_SECONDS)}
@@ -102,7 +103,8 @@ def launch(hardware: Hardware, max_restarts: int = 0) -> None:
         failure = _run_processes(hardware, command, attempt)
         if failure is None:
             return
-        if attempt == max_restarts or failure.exit_code in (InputError.exit_code, StoppedError.exit_code):
+        is_final = failure.exit_code in (InputError.exit_code, StoppedError.exit_code)
+        if attempt == max_restarts or is_final or isinstance(failure, DivergedError):
             raise failure
         print(f"diffclip: {failure}; restart {attempt + 1} of {max_restarts}", file=sys.stderr)
         command = command if "--resume" in command else [*command, "--resume"]
@@ -168,15 +170,15 @@ def _first_failure(folder: Path, failures: list[Any], hardware: Hardware) -> Dif
         first = words[0]
     if first is None:
         return StoppedError(NOTHING_TO_SAVE)
-    error = DiffCLIPError(first["line"])
+    error = (DivergedError if first.get("diverged") else DiffCLIPError)(first["line"])
     error.exit_code = max(1, first["code"])
     return error
 
 
-def pass_last_line(line: str, code: int, lost: bool = False) -> None:
+def pass_last_line(line: str, code: int, lost: bool = False, diverged: bool = False) -> None:
     """Pass the last line and the exit code of this process to the process that launched it, if there is one. `lost`
-    means that another process failed first, whose line matters more."""
+    means that another process failed first, whose line matters more; `diverged`, that a restart would fail again."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if LAUNCHED_BY in os.environ and file and not Path(file).exists():
-        word = {"message": line, "line": line, "code": code, "lost": lost}
+        word = {"message": line, "line": line, "code": code, "lost": lost, "diverged": diverged}
         Path(file).write_text(json.dumps(word), encoding="utf-8")

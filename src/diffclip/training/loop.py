@@ -171,8 +171,11 @@ class Trainer:
         return list(skipped)
 
     def _is_logged(self, step: int) -> bool:
-        """True if a record of this step is written."""
-        return step in (1, self.steps) or step % self.recipe.log_every == 0
+        """True if a record of this step is written. The step of the last batch may be less than `steps`, as a broken
+        batch has no step."""
+        progress = self.progress
+        is_last = progress.epoch * self.loader.batches_per_epoch + progress.batch == self.steps
+        return step == 1 or is_last or step % self.recipe.log_every == 0
 
     def _log(self, epoch: int, lr: float, accuracy: Tensor, scale: Tensor) -> None:
         """Write the record of the step that has just been made."""

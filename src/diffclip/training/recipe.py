@@ -45,8 +45,8 @@ NoDecay = Literal["registers", "class_token", "positions"]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-# keys that do not change the numbers of a run, except for the order of sums: a resumed run may have other values;
-# `RunProgress.order` tells whether data that has moved is the same
+# keys that do not change the numbers of a run, except for the order of sums and the random numbers of drop path and
+# patch dropout: a resumed run may have other values; `RunProgress.order` tells whether data that has moved is the same
 FREE_KEYS = {
     *("log_every", "wandb", "loggers", "process_timeout", "checkpoint_every"),
     *("micro_batch", "grad_checkpointing", "compile", "attention_backend"),

@@ -107,6 +107,11 @@ def train(
     fabric: Any = make_fabric(hardware, recipe.precision, recipe.process_timeout)
     with StopRequest(run) as stop, ExitStack() as resources:
         fabric.launch()
+        resources.enter_context(explain_lost_processes(fabric))
+        if len(set(gather(fabric, recipe.precision))) > 1:
+            raise InputError(
+                "precision auto is bf16 on some nodes and fp32 on others: give precision=fp32, or precision=bf16"
+            )
         is_first, reason = fabric.global_rank == 0, ""
         if is_first and threads.SPIN and hardware.accelerator == "cpu":
             _say(
@@ -119,7 +124,6 @@ def train(
                 resolved = _resolve_backend(recipe, fabric) if is_first else ("", "")
                 backend, reason = gather(fabric, resolved)[0]
             recipe = recipe.model_copy(update={"attention_backend": backend})
-        resources.enter_context(explain_lost_processes(fabric))
         found = None
         with shared_errors(fabric):
             if is_first:
