@@ -104,6 +104,11 @@ def test_a_set_without_a_repository_and_a_folder_in_the_way_are_refused(tmp_path
         InputError, match="flickr8k holds files of another origin: move it, or choose another"
     ):
         fetch("clip-benchmark/wds_flickr8k", tmp_path / "flickr8k")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot write .*: a file is in the way, where the path needs"):
+        fetch("clip-benchmark/wds_flickr8k", tmp_path / "file" / "flickr8k")
+    with pytest.raises(InputError, match="--img2dataset is for cc3m and cc12m, not cifar10: leave it out"):
+        download(["cc3m", "cifar10"], tmp_path, img2dataset=True)
 
 
 def test_whole_shards_come_from_the_hub_and_train_from_there(

@@ -129,6 +129,8 @@ def download(
             raise unknown_name("published set", name, [*PUBLISHED, *CAPTION_SETS])
         if name in PUBLISHED and not PUBLISHED[name].hub:
             raise InputError(f"{name} is fetched by hand: {command_for(name, root)}")
+        if img2dataset and name not in CAPTION_SETS:
+            raise InputError(f"--img2dataset is for {' and '.join(CAPTION_SETS)}, not {name}: leave it out")
     for name in dict.fromkeys(names):
         if name in CAPTION_SETS:
             _fetch_captions(name, root / name, img2dataset)

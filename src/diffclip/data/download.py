@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from diffclip.data.published_sets import HUB
 from diffclip.errors import DiffCLIPError, InputError, explain_errors
-from diffclip.files import cores, write_atomically
+from diffclip.files import check_writable, cores, write_atomically
 
 _ADVICE = "check the network and the folder, and start again"
 # The settings of the paper's authors for img2dataset.
@@ -62,6 +62,7 @@ def fetch(repository: str, folder: Path, patterns: Sequence[str] | None = None) 
 
     from diffclip.data.index import open_indexes  # imports torch, and commands check names first
 
+    check_writable(folder / "file")
     is_used = folder.is_dir() and any(folder.iterdir())
     if is_used and not (folder / ".cache" / "huggingface").is_dir():  # the hub's client keeps its state there
         raise InputError(f"{folder} holds files of another origin: move it, or choose another --root")

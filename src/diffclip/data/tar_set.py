@@ -67,8 +67,8 @@ class TarSample(NamedTuple):
     row: int
 
     def read(self, *labels: str) -> dict[str, bytes]:
-        """Read the members with these labels that the sample has. Raise `InputError` if the shard has changed, and
-        `OSError` if it cannot be read."""
+        """Read the members with these labels that the sample has. Raise `InputError` if the shard became shorter since
+        its samples were counted (other changes are not seen), and `OSError` if it cannot be read."""
         shard, contents = self.shard, {}
         if self.row >= len(shard.keys):
             reason = next(

@@ -305,6 +305,9 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.allow_tf32 = False  # float32 without TF32, also in the patch convolution
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError):
         raise InputError(f"device {name!r} is not available here: use cpu, or leave --device out") from None
+    if device.type == "meta":
+        raise InputError(f"device {name!r} holds no values: use cpu or cuda")
+    return device
