@@ -259,14 +259,17 @@ def run_sd(values: pd.DataFrame) -> tuple[float, int]:
     """Return the standard deviation of runs within arms, pooled over arms, and its degrees of freedom.
 
     Args:
-        values: columns `model`, `seed` and `value`; several values of a run (draws) are averaged. An arm at its chosen
-            rates (`CLIP`) repeats runs of `CLIP@5e-4` and is left out.
+        values: columns `model`, `seed` and `value`; several values of a run (draws) are averaged.
     """
-    values = values[~values["model"].isin(values["model"].str.extract("(.*)@", expand=False))]
-    runs = values.dropna(subset=["seed", "value"]).groupby(["model", "seed"])["value"].mean()
+    runs = without_copies(values).dropna(subset=["seed", "value"]).groupby(["model", "seed"])["value"].mean()
     deviations = runs - runs.groupby("model").transform("mean")
     df = len(runs) - runs.index.get_level_values("model").nunique()
     return (math.sqrt(float((deviations**2).sum()) / df), df) if df else (math.nan, 0)
+
+
+def without_copies(records: pd.DataFrame) -> pd.DataFrame:
+    """Leave out the arms at their chosen rates (`CLIP`), whose rows repeat those of `CLIP@5e-4`."""
+    return records[~records["model"].isin(records["model"].str.extract("(.*)@", expand=False))]
 
 
 def _constant(difference: float, margin: float | None) -> RunTest:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from diffclip.evaluation.statistics import without_copies
 from diffclip.report.frame import Results
 from diffclip.report.labels import interval, p_text, percent
 
@@ -105,8 +106,10 @@ def cautions(results: Results) -> list[str]:
     no model is shown to be above chance.
     """
     verdicts, records = results.verdicts, results.records
-    probes = records.loc[records["task"] == "linear-probe", ["model", "seed", "draw", "dataset", "protocol"]]
-    texts = probes.drop_duplicates()["protocol"].str.extract(r"(\d+) of (\d+) fits stopped")
+    probes = without_copies(records[records["task"] == "linear-probe"])
+    texts = probes.drop_duplicates(["model", "seed", "draw", "dataset", "protocol"])["protocol"].str.extract(
+        r"(\d+) of (\d+) fits stopped"
+    )
     stopped, fits = texts.dropna().astype(int).sum()
     lines = [f"Linear probe: {stopped:,} of {fits:,} fits stopped before they converged."] if stopped else []
     if verdicts.empty:
