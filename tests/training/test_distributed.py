@@ -62,7 +62,7 @@ def in_one(loss: str) -> tuple[float, float, dict[str, torch.Tensor]]:
     return value.item(), float(accuracy), gradients.gradients_of(model)
 
 
-assert_same = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+assert_same = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)  # sums in another order
 
 
 @pytest.mark.parametrize("case", [case for case in gradients.CASES if "yes" in case])
