@@ -118,11 +118,8 @@ def compare_texts(recipe: Recipe, device: torch.device, rounds: int, seconds: fl
 
 def compare_patches(recipe: Recipe, device: torch.device, rounds: int, seconds: float) -> str:
     """Compare a step with our patch embedding to one with timm's."""
-    step, count, vision = (
-        make_step(recipe, device, recipe.batch_size),
-        recipe.batch_size,
-        recipe.config().vision,
-    )
+    count, vision = recipe.batch_size, recipe.config().vision
+    step = make_step(recipe, device, count)
 
     def convolution() -> float:
         with mock.patch.object(PatchEmbed, "forward", timm.layers.PatchEmbed.forward):
