@@ -35,7 +35,7 @@ def test_tokens_after_the_end_do_not_change_text_features() -> None:
     changed[:, 7:] = 7
     torch.testing.assert_close(model.encode_text(changed), model.encode_text(TOKENS))
     short = model.encode_text(TOKENS[:, :7])
-    torch.testing.assert_close(short, model.encode_text(TOKENS), rtol=0, atol=1e-6)
+    torch.testing.assert_close(short, model.encode_text(TOKENS), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -155,7 +155,7 @@ def test_texts_cut_to_the_longest_of_a_pass_keep_their_features() -> None:
     short = [row for row, length in enumerate(gradients.LENGTHS) if length <= 8]
     cut = cut_texts(tokens[short], [gradients.LENGTHS[row] for row in short])
     assert cut.shape == (len(short), 8)
-    torch.testing.assert_close(model.encode_text(cut), model.encode_text(tokens)[short], rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.encode_text(cut), model.encode_text(tokens)[short], rtol=0, atol=1e-5)
     assert cut_texts(tokens, gradients.LENGTHS).shape == tokens.shape  # 16 are more than the context
 
 

@@ -28,6 +28,7 @@ Bounds = Interval | None
 _RESAMPLES = 1000
 _WEIGHTS_AT_ONCE = 1 << 22  # 32 MiB
 _NOTHING = 1e-12  # smaller differences are rounding
+_ROUNDING = 1e-6  # the same for outcomes of items, which come from float32
 
 
 # Over items
@@ -64,7 +65,7 @@ def mean_intervals(
     margin = wilson(0, len(sums))[1]
     for column, limits in enumerate(bounds):
         value = shares[0, column]
-        if limits is not None and np.ptp(shares[:, column]) == 0:
+        if limits is not None and _all_equal(shares[:, column]):
             intervals[column] = max(limits[0], value - margin), min(limits[1], value + margin)
     return intervals
 
@@ -83,7 +84,7 @@ def class_mean_interval(
     cells = np.arange(len(hits)), index
     by_class = hstack([csr_matrix((values, cells)) for values in (np.ones(len(hits)), hits)], "csr")
     sums = _by_cluster(by_class, clusters)
-    if np.all(hits == hits[0]):
+    if _all_equal(hits):
         trials = min(len(counts) ** 2 / float((1 / counts).sum()), sums.shape[0])
         return wilson(hits[0] * trials, trials)
     drawn, right = np.split(_resample(sums), 2, axis=1)
@@ -102,8 +103,12 @@ def sums_interval(
     """
     shares = statistic(_resample(values.reshape(len(values), -1)).reshape(-1, *values.shape[1:]))
     low, high = _percentiles(shares)
-    margin = wilson(0, len(values))[1] if np.ptp(shares) == 0 else 0.0
+    margin = wilson(0, len(values))[1] if _all_equal(shares) else 0.0
     return max(0.0, float(low) - margin), min(1.0, float(high) + margin)
+
+
+def _all_equal(values: NDArray[np.float64]) -> bool:
+    return np.allclose(values, values[0], rtol=_ROUNDING, atol=_ROUNDING)
 
 
 def _by_cluster(values: Any, clusters: ArrayLike | None) -> Any:
