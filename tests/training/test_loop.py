@@ -362,10 +362,12 @@ def test_out_of_gpu_memory_is_an_error_with_advice(recipe, tmp_path, monkeypatch
 
 
 def test_bf16_follows_the_fp32_curve_and_the_validation_settings(
-    finished: Path, recipe: Recipe, tmp_path: Path
+    finished: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     recipe = changed(recipe, precision="bf16", validate_every=2, data={"val_range": [2, 8]})
+    monkeypatch.setattr(runner, "has_bf16", lambda _: False)
     runner.train(recipe, tmp_path / "run")
+    assert "this CPU has no instructions for bf16" in capsys.readouterr().err
     records = read_lines(tmp_path / "run" / "validation.jsonl")
     assert [(line["epoch"], line["images"]) for line in records] == [(2, 6), (3, 6)]
     exact = [record["loss"] for record in read_lines(finished / "metrics.jsonl")]
