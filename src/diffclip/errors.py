@@ -126,7 +126,8 @@ def explain_errors(problem: str, advice: str, kind: type[DiffCLIPError] = InputE
         if is_full or isinstance(error, DiffCLIPError):
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        line = textwrap.shorten(lines[0], 150, placeholder="…")
+        # torch begins a list of faults with a line that has none of them
+        line = textwrap.shorten(" ".join(lines[: 1 + lines[0].endswith(":")]), 150, placeholder="…")
         raise kind(f"{problem} ({line.rstrip('.:')}): {advice}") from error
 
 

@@ -113,7 +113,8 @@ def infer_config(state: State) -> CLIPConfig:
             else "a tensor has an unexpected name or shape"
         )
         raise InputError(
-            f"these are not the weights of a CLIP with two transformer towers ({fault}): give such a file"
+            f"these are not the weights of a CLIP with two transformer towers ({fault}): give such a file, or "
+            "open_clip:NAME/FILE for one of open_clip"
         ) from None
     for key, tower in towers.items():
         if tower["heads"] is None:

@@ -196,7 +196,9 @@ def test_keys_of_a_json_are_drawn_by_their_weights() -> None:
     drawn = Counter(captions.draw(number * 2**25) for number in range(128))
     assert drawn == {"three": 96, "one": 16, "two": 16}
     assert captions.draw(2**32 - 1) == "two"
-    with pytest.raises(InputError, match=r"x has no key 'a' or 'b' in its \.json"):
+    with pytest.raises(
+        InputError, match=r"no key 'a' or 'b' in its \.json, but alt, long, none: name the key"
+    ):
         PairKeys(caption_key={"a": 1, "b": 1}).parse(sample, "x")
 
 

@@ -198,7 +198,13 @@ def test_without_a_network_a_name_of_the_hub_is_tried_once(source: str, monkeypa
 def test_an_image_model_of_timm_does_what_it_can(scenes: Path, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
-    torch.save({"state_dict": timm.create_model("test_vit").state_dict()}, tmp_path / "vit.pt")
+    # a head of another number of classes does not matter
+    torch.save({"state_dict": timm.create_model("test_vit", num_classes=3).state_dict()}, tmp_path / "vit.pt")
+    torch.save({"cls_token": torch.zeros(1, 1, 9)}, tmp_path / "other.pt")
+    with pytest.raises(InputError, match=r"cannot be read \(Error.* for VisionTransformer: Missing key"):
+        load_with_origin(f"timm:test_vit/{tmp_path / 'other.pt'}", only_clip=False)
+    with pytest.raises(InputError, match=r"'nothing': timm\.list_models\(\) has the names$"):
+        load_with_origin("timm:nothing", only_clip=False)
     loaded = load_with_origin(f"timm:test_vit/{tmp_path / 'vit.pt'}", only_clip=False)
     colors = str(scenes / "colours")
     entries = (Entry("zero-shot", colors), Entry("mechanics", colors))

@@ -84,10 +84,8 @@ def check(
     samples, tokens = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
     faults = [fault for part in parts for fault in part[2]]
     if not len(samples):
-        first = f"(first: {faults[0]})"
-        raise InputError(
-            f"none of {len(numbers)} samples of {tars} can be trained on {first}: replace the shards"
-        )
+        none = f"none of {len(numbers)} samples of {tars} can be trained on (first: {faults[0]})"
+        raise InputError(f"{none}: mend or replace the shards")
     groups = _groups(samples["content"])
     return Check(
         sources=[source["spec"] for source in tars.sources],

@@ -92,7 +92,8 @@ class PairKeys:
         values = content if isinstance(content, dict) else {}
         found = {key: (values[key], weight) for key, weight in keys.items() if values.get(key) is not None}
         if not found:
-            raise InputError(name, f"has no key {' or '.join(map(repr, keys))} in its .json")
+            reason = f"has no key {' or '.join(map(repr, keys))} in its .json, but {', '.join([*values][:8]) or 'none'}"
+            raise InputError(name, reason, "name the key of the captions as data.caption_key")
         return _without_blanks(found, name)
 
 

@@ -110,7 +110,7 @@ def run_command(arguments: Sequence[str]) -> int:
     # imported here and by name, because the program is optional and has no types
     name = import_module("open_clip_train.params").parse_args(list(arguments)).model
     if open_clip.get_model_config(name) is None:
-        raise unknown_name("model", name, open_clip.list_models())
+        raise unknown_name("model", name, open_clip.list_models(), "open_clip.list_models() has the names")
     return 1 if import_module("open_clip_train.main").main(list(arguments)) else 0
 
 

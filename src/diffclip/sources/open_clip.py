@@ -118,7 +118,8 @@ def _find_weights(architecture: str, weights: str, source: str) -> dict[str, Any
     import open_clip
 
     if architecture not in open_clip.list_models():
-        raise unknown_name("architecture of open_clip", architecture, open_clip.list_models())
+        names, advice = open_clip.list_models(), "open_clip.list_models() has the names"
+        raise unknown_name("architecture of open_clip", architecture, names, advice)
     tags = open_clip.list_pretrained_tags_by_model(architecture)
     tag = open_clip.get_pretrained_cfg(architecture, weights)
     if not tag and not Path(weights).is_file():

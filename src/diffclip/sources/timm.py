@@ -43,7 +43,8 @@ def read_timm(name: str) -> tuple[WrappedModel, LibraryTransform, None]:
     if not name.startswith(_SCHEMAS):
         name, file = (*re.split("[/:]", name, maxsplit=1), "")[:2]
         if not timm.is_model(name):
-            raise unknown_name("model of timm", name.partition(".")[0], timm.list_models())
+            names, advice = timm.list_models(), "timm.list_models() has the names"
+            raise unknown_name("model of timm", name.partition(".")[0], names, advice)
     with silence_warnings(), explain_errors(f"{source} cannot be read", WAY_OUT):
         weights = None if file or name.startswith(_SCHEMAS) else timm.models.get_pretrained_cfg(name)
         if weights is not None and weights.hf_hub_id:
@@ -52,9 +53,12 @@ def read_timm(name: str) -> tuple[WrappedModel, LibraryTransform, None]:
                 repository, source, weights.hf_hub_filename or "model.safetensors", "pytorch_model.bin"
             )
         model = timm.create_model(name, pretrained=not file)
-        if file:
-            model.load_state_dict(read_tensors(Path(file))[0])
+        keys = set(model.state_dict())
         model.reset_classifier(0)
+        if file:
+            head = keys - set(model.state_dict())  # the file's may be for other classes
+            values = {key: value for key, value in read_tensors(Path(file))[0].items() if key not in head}
+            model.load_state_dict(values)
     data = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**data, is_training=False)
     preprocess = LibraryTransform(transform, (data["mean"], data["std"]), repr(transform))
