@@ -1,5 +1,7 @@
 """`diffclip.evaluate` on folders and on datasets of one's own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -63,11 +65,23 @@ def test_what_cannot_be_measured_is_refused_in_a_line(model, scenes) -> None:
         ([(np.zeros((4, 4, 3), np.float32), "a")] * 3, "is float32 .*: give a PIL image"),
         ([(1,)], r"dataset\[0\] cannot be read .*: give \(image, captions\)"),
         ([], "is empty"),
+        (iter([]), r"dataset \(list_iterator\) has no length .*: give a map-style dataset"),
     ):
         with pytest.raises(InputError, match=message):
             diffclip.evaluate(model, None, data)
     with pytest.raises(InputError, match="few-shot cannot use"):
         diffclip.evaluate(model, "few-shot", [(np.zeros((4, 4, 3), np.uint8), "a")] * 3)
+    with pytest.raises(InputError, match="unknown task 'zeroshot': did you mean 'zero-shot'"):
+        diffclip.evaluate(model, "zeroshot", colors)
+    with pytest.raises(
+        InputError, match=r"the model is a list: give a model's name, a CLIP, or \(model, pre"
+    ):
+        diffclip.evaluate([model], "zero-shot", colors)
+    plain = SimpleNamespace(encode_image=len)
+    with pytest.raises(
+        InputError, match="SimpleNamespace is no torch module with encode_image and parameters"
+    ):
+        diffclip.evaluate((plain, None, None), "zero-shot", colors)
 
 
 def test_a_module_of_ones_own_is_measured(scenes) -> None:

@@ -85,7 +85,7 @@ def check(
     faults = [fault for part in parts for fault in part[2]]
     if not len(samples):
         none = f"none of {len(numbers)} samples of {tars} can be trained on (first: {faults[0]})"
-        raise InputError(f"{none}: mend or replace the shards")
+        raise InputError(f"{none}: mend or replace them")
     groups = _groups(samples["content"])
     return Check(
         sources=[source["spec"] for source in tars.sources],

@@ -29,6 +29,12 @@ class DatasetSource:
     """The images of a dataset by number. Their contents are not hashed, so that no earlier result stands for them."""
 
     def __init__(self, dataset: Any, name: str) -> None:
+        if not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):  # it is streamed, for example
+            raise InputError(
+                f"{name} ({type(dataset).__name__}) has no length or no items by number: give a map-style dataset"
+            )
         self.dataset, self._name, self.identity = dataset, name, uuid.uuid4().hex
 
     def __len__(self) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 from diffclip.data.dataset import dataset_set
 from diffclip.data.evaluation_set import EvaluationSet
-from diffclip.errors import InputError
+from diffclip.errors import InputError, unknown_name
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
-from diffclip.evaluation.run import Sets, run_entries
+from diffclip.evaluation.run import TASKS, Sets, run_entries
 from diffclip.evaluation.suite import Entry
 from diffclip.model import CLIP
 from diffclip.sources.load import Loaded, load_with_origin, name_of_model, pick_device, prepare
@@ -59,6 +59,8 @@ def evaluate(
     Raises:
         InputError: the model cannot do the task, or the data cannot be used.
     """
+    if task not in (None, *TASKS):
+        raise unknown_name("task", task, TASKS)
     loaded = _load(model, device)
     sets = Sets(None if root is None else Path(root))
     is_source = isinstance(data, str | Path)
@@ -82,7 +84,11 @@ def _load(model: Any, device: str | None) -> Loaded:
         loaded = load_with_origin(str(model), only_clip=False)
         loaded.model.to(pick_device(device or "auto"))
         return loaded
-    module, preprocess, tokenizer = model if isinstance(model, tuple) else prepare(model)
+    parts = prepare(model) if isinstance(model, CLIP) else model
+    if not isinstance(parts, tuple) or len(parts) != 3:
+        advice = "give a model's name, a CLIP, or (model, preprocess, tokenizer)"
+        raise InputError(f"the model is a {type(model).__name__}: {advice}")
+    module, preprocess, tokenizer = parts
     if not isinstance(module, CLIP):
         module, preprocess, tokenizer = wrap(type(module).__name__, module, preprocess, tokenizer)
     if device is not None:

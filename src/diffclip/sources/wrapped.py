@@ -91,8 +91,9 @@ def wrap(source: str, model: nn.Module, preprocess: Any, tokenizer: Any) -> tupl
     """Wrap what a reader of `register_model_source` returns for `source`, unless it has the interfaces already."""
     if not isinstance(model, WrappedModel):
         encode_image = getattr(model, "encode_image", None)
-        if encode_image is None:
-            raise InputError(f"{source} has no encode_image: its reader must return a module that has one")
+        # results are kept by a digest of the parameters
+        if encode_image is None or not isinstance(model, nn.Module) or not [*model.parameters()]:
+            raise InputError(f"{source} is no torch module with encode_image and parameters: make it one")
         text = getattr(model, "encode_text", None) if tokenizer is not None else None
         scale = getattr(model, "logit_scale", None)
         model = WrappedModel(model, source, encode_image, text, scale)

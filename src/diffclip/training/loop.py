@@ -139,7 +139,7 @@ class Trainer:
         if whole_epoch and progress.samples == samples_before:
             scope, first = "of one process " if world > 1 else "", self.all_skipped()[0]
             broken = f"every sample {scope}in {self.loader.pairs.tars} is broken (first: {first})"
-            raise InputError(f"{broken}: mend or replace the shards")
+            raise InputError(f"{broken}: mend or replace them")
 
     def finish_epoch(self) -> None:
         """Validate the model and save a checkpoint, if the recipe says so."""
