@@ -42,14 +42,12 @@ class EvalTransform:
         image, square = to_rgb(image), [self.image_size, self.image_size]
         size = square
         if image.size == (self.image_size, self.image_size) and self.resize in (self.image_size, "squash"):
-            whole: Tensor = F.pil_to_tensor(image)
-            return whole
+            return F.pil_to_tensor(image)
         if self.resize != "squash":
             longest, size = LONGEST_RATIO * min(image.size), [self.resize]
             image = F.center_crop(image, [min(image.height, longest), min(image.width, longest)])
         image = F.resize(image, size, interpolation=self._interpolation, antialias=True)
-        pixels: Tensor = F.pil_to_tensor(F.center_crop(image, square))
-        return pixels
+        return F.pil_to_tensor(F.center_crop(image, square))
 
     def __str__(self) -> str:
         """Describe the preparation, for the protocol of a record."""

@@ -36,9 +36,7 @@ class _Share(NamedTuple):
 
 def differential(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
     """(A1 − λ·A2)·V before the head norm: q, k [B, 2·H, N, d], v [B, H, N, e], λ as `lambdas.per_head` shapes it."""
-    batch, heads, tokens, _ = v.shape
-    out: Tensor = _forward(q, k, v, lam.expand(batch, heads, tokens, 1), causal)
-    return out
+    return _forward(q, k, v, lam.expand(*v.shape[:3], 1), causal)
 
 
 def _shares(v: Tensor) -> list[_Share]:

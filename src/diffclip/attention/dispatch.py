@@ -46,8 +46,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, bac
     """
     if check_backend(backend) == "auto":
         backend = _choose_softmax(q)
-    out: Tensor = BACKENDS[backend].softmax(q, k, v, causal)
-    return out
+    return BACKENDS[backend].softmax(q, k, v, causal)
 
 
 def differential_attention(

@@ -17,8 +17,7 @@ def softmax_maps(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, float("-inf"))
-    maps: Tensor = scores.softmax(dim=-1, dtype=accumulation_dtype(q.dtype))
-    return maps
+    return scores.softmax(dim=-1, dtype=accumulation_dtype(q.dtype))
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

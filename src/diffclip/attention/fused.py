@@ -132,5 +132,4 @@ def differential(
     lam = lam.expand(*v.shape[:3], 1).squeeze(-1)
     inputs = (q, k, v, lam, gain)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)  # for backward
-    out: Tensor = fused_attention(q, k, v, lam, gain, causal, eps, out_scale, keep)[0]
-    return out
+    return fused_attention(q, k, v, lam, gain, causal, eps, out_scale, keep)[0]

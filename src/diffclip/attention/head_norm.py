@@ -58,8 +58,7 @@ class NormedAttention(SelfAttention):
 
     def _values(self, x: Tensor) -> Tensor:
         """Project x [B, N, C] to values [B, N, C]."""
-        values: Tensor = self.qkv(x).chunk(3, dim=-1)[2]
-        return values
+        return self.qkv(x).chunk(3, dim=-1)[2]
 
     def _finish(self, heads: Tensor, dtype: torch.dtype, detach_norm: bool = False) -> Tensor:
         """Apply norm and factor to heads [B, H, N, e], in `dtype`; return [B, N, C], side by side, in their dtype."""
@@ -110,5 +109,4 @@ class FewerQueriesAttention(NormedAttention):
         return by_head(q, heads), by_head(k, heads), by_head(v, self.num_heads // 2)
 
     def _values(self, x: Tensor) -> Tensor:
-        values: Tensor = self.part_qkv(x)[..., -self.num_heads * self.head_dim :]
-        return values
+        return self.part_qkv(x)[..., -self.num_heads * self.head_dim :]

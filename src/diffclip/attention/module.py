@@ -156,8 +156,7 @@ class SelfAttention(nn.Module, ABC):
         """Return the heads' outputs side by side, [B, N, C], as if each token of x [B, N, C] attended only to itself:
         the identity replaces A, or A1 − λ·A2. Head norm, factor and gate stay, because the output projection expects
         them."""
-        values: Tensor = self.qkv(x).chunk(3, dim=-1)[2]
-        return values
+        return self.qkv(x).chunk(3, dim=-1)[2]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """x [B, N, C] to [B, N, C].

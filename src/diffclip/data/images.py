@@ -93,8 +93,7 @@ def read_pixels(data: bytes, name: str = "the image") -> Tensor:
     if is_ordinary:
         coded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         with suppress(RuntimeError):
-            pixels: Tensor = torchvision.io.decode_jpeg(coded, torchvision.io.ImageReadMode.RGB)
-            return pixels
+            return torchvision.io.decode_jpeg(coded, torchvision.io.ImageReadMode.RGB)
     return torch.from_numpy(np.array(_load(_open(io.BytesIO(data), name), name))).permute(2, 0, 1)
 
 

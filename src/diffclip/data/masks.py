@@ -235,5 +235,4 @@ def _overlaps(length: int, low: float, high: float, parts: int) -> NDArray[np.fl
     edges = np.linspace(low, high, parts + 1) * length
     pixels = np.arange(length)
     ends = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-    overlaps: NDArray[np.float64] = np.maximum(ends, 0) / np.diff(edges)[:, None]
-    return overlaps
+    return np.maximum(ends, 0) / np.diff(edges)[:, None]

@@ -155,8 +155,7 @@ def _shuffled_shards(layout: Layout, seed: int, epoch: int) -> Items:
         for repeat, taken in enumerate(passes):
             pieces.append(np.stack([shards, np.full_like(shards, repeat), taken], axis=1)[taken > 0])
         first += len(counts)
-    shuffled: Items = np.random.default_rng((seed, epoch)).permutation(np.concatenate(pieces))
-    return shuffled
+    return np.random.default_rng((seed, epoch)).permutation(np.concatenate(pieces))
 
 
 def seeds_of(seed: int, epoch: int, items: Items) -> NDArray[np.uint64]:

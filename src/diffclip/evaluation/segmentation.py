@@ -87,15 +87,13 @@ def mean_iou(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     right, answered, actual = np.moveaxis(counts, -2, 0)
     occurs = actual > 0
     shares = right / np.where(occurs, answered + actual - right, 1)
-    means: NDArray[np.float64] = (shares * occurs).sum(-1) / occurs.sum(-1)
-    return means
+    return (shares * occurs).sum(-1) / occurs.sum(-1)
 
 
 def pixel_accuracy(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the share of right pixels; `counts` [..., 3, K] are from `count_pixels`."""
     right, _, actual = np.moveaxis(counts.sum(-1), -1, 0)
-    shares: NDArray[np.float64] = right / actual
-    return shares
+    return right / actual
 
 
 def _scores(counts: NDArray[np.float64], name: str) -> list[Score]:

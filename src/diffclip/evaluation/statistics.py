@@ -134,8 +134,7 @@ def _resample(sums: Any) -> NDArray[np.float64]:
 
 
 def _percentiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    bounds: NDArray[np.float64] = np.quantile(values, [ALPHA / 2, 1 - ALPHA / 2], axis=0)
-    return bounds
+    return np.quantile(values, [ALPHA / 2, 1 - ALPHA / 2], axis=0)
 
 
 # Over training runs
@@ -215,8 +214,7 @@ def holm(p: pd.Series) -> pd.Series:
     """Correct p-values for their number (Holm 1979); NaN are no tests."""
     # statsmodels' `multipletests` collects garbage each time, which takes longer than the rest of a verdict
     known = p.astype("float64").dropna().sort_values()
-    corrected: pd.Series = (known * np.arange(len(known), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
-    return corrected
+    return (known * np.arange(len(known), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
 
 
 def detectable(sd: float, runs: int, df: int, comparisons: int = 1) -> float:

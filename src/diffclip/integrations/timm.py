@@ -149,7 +149,7 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
     name = next(names, "diff_vit_base_patch16_224")
     tower: Any = create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **(facts | arguments))
     tower.pretrained_cfg.pop("state_dict")  # the weights are in the model now
-    return tower.train(model.training)  # type: ignore[no-any-return]
+    return tower.train(model.training)
 
 
 def _sizes(vision: VisionConfig) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _filter(state: dict[str, Tensor], model: DiffVisionTransformer) -> dict[str,
 
 def _entry_point(name: str) -> Callable[..., nn.Module]:
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        tower: nn.Module = build_model_with_cfg(
+        return build_model_with_cfg(
             DiffVisionTransformer,
             name,
             pretrained,
@@ -182,7 +182,6 @@ def _entry_point(name: str) -> Callable[..., nn.Module]:
             feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
             **(_sizes(named_config(f"DiffCLIP-{SIZES[name]}").vision) | kwargs),
         )
-        return tower
 
     create.__name__ = create.__qualname__ = name
     create.__doc__ = f"Make the vision tower of DiffCLIP-{SIZES[name]}; arguments: `DiffVisionTransformer`."

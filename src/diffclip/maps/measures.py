@@ -107,5 +107,4 @@ def _shares(amounts: Tensor) -> Tensor:
 
 
 def _entropy_in_nats(scores: Tensor) -> Tensor:
-    nats: Tensor = torch.special.entr(_shares(scores.abs())).sum(-1)
-    return nats
+    return torch.special.entr(_shares(scores.abs())).sum(-1)

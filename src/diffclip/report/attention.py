@@ -76,8 +76,7 @@ def draw_map(values: Map, edge: int, scale: ScalarMappable) -> Pixels:
     smooth = np.asarray(small.resize((edge, edge), Image.Resampling.BICUBIC))
     colors = scale.to_rgba(smooth)
     colors[..., 3] = 0.5 + 0.4 * np.clip(np.abs(smooth) / scale.get_clim()[1], 0, 1)
-    drawn: Pixels = (255 * colors).round().astype(np.uint8)
-    return drawn
+    return (255 * colors).round().astype(np.uint8)
 
 
 def grid_figure(

@@ -33,8 +33,7 @@ def _column(color: Color) -> Array:
 
 def _stain(canvas: Array, amount: Array, color: Color) -> Array:
     """Mix a color into the planes `canvas` [3, h, w], by its share in each pixel."""
-    stained: Array = canvas + amount * (_column(color) - canvas)
-    return stained
+    return canvas + amount * (_column(color) - canvas)
 
 
 def _brightness(color: Color) -> float:
@@ -63,8 +62,7 @@ def _ink(color: Color) -> Color:
 
 def _step(height: Array) -> Array:
     """Map heights from −0.5 … 0.5 to 0 … 1: the coverage of a pixel by an object whose edge is at that distance."""
-    coverage: Array = np.clip(height + 0.5, 0, 1)
-    return coverage
+    return np.clip(height + 0.5, 0, 1)
 
 
 def _pattern(texture: str, u: Array, v: Array, sharp: float) -> Array:
@@ -232,8 +230,7 @@ def _clouds(rng: np.random.Generator, edge: int, rows: int, columns: int) -> Arr
 
 def _mottle(rng: np.random.Generator, edge: int, cells: int, octaves: int = 3) -> Array:
     layers = [_clouds(rng, edge, cells * 2**level, cells * 2**level) / 2**level for level in range(octaves)]
-    total: Array = np.sum(layers, axis=0)
-    return total
+    return np.sum(layers, axis=0)
 
 
 def _paper(rng: np.random.Generator, edge: int) -> Array:
@@ -324,5 +321,4 @@ def cut_background(name: str, size: int, dice: Dice) -> Array:
     fall = axis * axis * 0.045
     light = (1.0 + across - fall)[None, :] + (down - fall)[:, None]
     tint = np.array([0.985 + 0.03 * gain for gain in gains], np.float32)[:, None]
-    lit: Array = crop * light * tint[:, None]
-    return lit
+    return crop * light * tint[:, None]

@@ -89,15 +89,13 @@ def _polygon(corners: Points, x: Array, y: Array, rounding: float = 0.0) -> Arra
         nearest = np.minimum(nearest, (px - along * ex) ** 2 + (py - along * ey) ** 2)
         if ey != 0.0:
             inside ^= ((y < ay) != (y < by)) & (px < ex * py / ey)
-    distance: Array = np.where(inside, -np.sqrt(nearest), np.sqrt(nearest)) - np.float32(rounding)
-    return distance
+    return np.where(inside, -np.sqrt(nearest), np.sqrt(nearest)) - np.float32(rounding)
 
 
 def _crescent(x: Array, y: Array) -> Array:
     y = y + 0.22
     outer, cut = np.hypot(x, y) - 1.06, np.hypot(x, y + 0.46) - 0.86
-    distance: Array = np.maximum(outer, -cut)
-    return distance
+    return np.maximum(outer, -cut)
 
 
 def _ring(half_width: float) -> Callable[[Array, Array], Array]:
@@ -161,5 +159,4 @@ def sample(
     window = distance_table(form).transform(
         (width, height), Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR, fillcolor=REACH
     )
-    distance: Array = np.asarray(window) * np.float32(radius * min(1.0, squash * 1.4))
-    return distance
+    return np.asarray(window) * np.float32(radius * min(1.0, squash * 1.4))

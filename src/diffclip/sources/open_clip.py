@@ -180,8 +180,7 @@ def _prepared(model: nn.Module) -> dict[str, Any]:
     from open_clip import get_model_preprocess_cfg
     from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
-    prepared: dict[str, Any] = merge_preprocess_dict(PreprocessCfg(), get_model_preprocess_cfg(model))
-    return prepared
+    return merge_preprocess_dict(PreprocessCfg(), get_model_preprocess_cfg(model))
 
 
 def _preprocess(model: nn.Module, source: str) -> dict[str, Any]:

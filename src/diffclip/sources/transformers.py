@@ -179,8 +179,7 @@ def features_of(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         pooled = getattr(output, "pooler_output", None)
         output = output.last_hidden_state[:, 0] if pooled is None else pooled
-    features: Tensor = output.flatten(1)
-    return features
+    return output.flatten(1)
 
 
 def core_config(fields: Mapping[str, Any], source: str) -> CLIPConfig:

@@ -38,8 +38,7 @@ class ResidualAttentionBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, N, width] to [B, N, width]."""
         x = x + self.attn(self.ln_1(x), is_causal=True)
-        out: Tensor = x + self.mlp(self.ln_2(x))
-        return out
+        return x + self.mlp(self.ln_2(x))
 
 
 class TextTransformer(nn.Module):

@@ -28,8 +28,7 @@ class PatchEmbed(timm.layers.PatchEmbed):  # type: ignore[misc]  # timm has no t
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, S, S] to [B, patches, width]."""
         if images.device.type != "cpu" or images.shape[2:] != self.img_size:
-            embedded: Tensor = super().forward(images)  # which refuses another size
-            return embedded
+            return super().forward(images)  # which refuses another size
         (rows, columns), (height, width) = self.grid_size, self.patch_size
         pixels = images.reshape(-1, images.shape[1], rows, height, columns, width)
         pixels = pixels.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, patches, 3·p·p]

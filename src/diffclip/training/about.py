@@ -65,8 +65,7 @@ def describe_start(
 
 def hide_credentials(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Hide the credentials in addresses in `facts`, and convert all values to JSON types."""
-    safe_facts: dict[str, Any] = json.loads(hide_secrets(json.dumps(facts, default=str, ensure_ascii=False)))
-    return safe_facts
+    return json.loads(hide_secrets(json.dumps(facts, default=str, ensure_ascii=False)))
 
 
 def cpu_name() -> str:

@@ -84,8 +84,7 @@ class Trainer:
 
     def forward(self, images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         """Compute features and logit scale for uint8 images [B, 3, S, S] and tokens [B, L]."""
-        out: dict[str, Tensor] = self.wrapped(normalize(images, self.model.config.preprocess), tokens)
-        return out
+        return self.wrapped(normalize(images, self.model.config.preprocess), tokens)
 
     def train_epoch(self, epoch: int) -> None:
         """Make the remaining steps of `epoch` (counted from 0)."""

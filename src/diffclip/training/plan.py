@@ -133,8 +133,7 @@ def make_step(
 
     def forward(images: Tensor, tokens: Tensor) -> dict[str, Tensor]:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            out: dict[str, Tensor] = model(images, tokens)
-        return out
+            return model(images, tokens)
 
     def step() -> float:
         started = time.perf_counter()

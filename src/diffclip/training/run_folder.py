@@ -115,8 +115,7 @@ def record_end(run: Path, how: str, step: int, peak_memory: int) -> None:
 def read_starts(run: Path) -> list[Row]:
     """Read the starts of `run`, oldest first; empty if `about.json` is missing or damaged."""
     try:
-        starts: list[Row] = json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
-        return starts
+        return json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 

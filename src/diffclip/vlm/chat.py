@@ -69,13 +69,12 @@ def prompt(processor: Any, question: str, has_image: bool) -> str:
     """
     template = chat_template(processor)
     question = _escape(question.strip(), _special_tokens(processor, template))
-    text: str = processor.tokenizer.apply_chat_template(
+    return processor.tokenizer.apply_chat_template(
         [{"role": "user", "content": _with_image(question, processor.image_token if has_image else "")}],
         chat_template=template,
         add_generation_prompt=True,
         tokenize=False,
     )
-    return text
 
 
 def answer(

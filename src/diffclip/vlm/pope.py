@@ -166,8 +166,7 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
 
 def _ratio(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean over splits of Σ v / Σ w from sums [r, splits, 2]."""
-    ratios: NDArray[np.float64] = (sums[..., 0] / np.maximum(sums[..., 1], 1e-12)).mean(axis=1)
-    return ratios
+    return (sums[..., 0] / np.maximum(sums[..., 1], 1e-12)).mean(axis=1)
 
 
 def _protocol(questions: QuestionSet, split: str, label: NDArray[np.float64], images: int) -> str:

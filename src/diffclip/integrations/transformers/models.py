@@ -144,7 +144,7 @@ def _maps_of(block: Any) -> Iterator[list[Tensor]]:
     def attend(x: Tensor, causal: bool) -> Tensor:
         out, maps = layer.attend_through_maps(x, causal)
         combined_maps.append(maps.combined.to(out.dtype))
-        return out  # type: ignore[no-any-return]
+        return out
 
     layer._attend, block.gradient_checkpointing = attend, False
     try:
@@ -171,8 +171,7 @@ class DiffCLIPVisionModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-c
         self.post_init()  # type: ignore[no-untyped-call]
 
     def get_input_embeddings(self) -> nn.Module:
-        patches: nn.Module = self.visual.patch_embed.proj
-        return patches
+        return self.visual.patch_embed.proj
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
