@@ -10,13 +10,12 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
 
 from diffclip.config import BUILT_IN_VARIANTS, VARIANTS
 from diffclip.data.open_set import open_set
-from diffclip.data.workers import Progress
+from diffclip.data.workers import Showing
 from diffclip.errors import InputError
 from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
@@ -40,17 +39,11 @@ _EXAMPLES, _ATTENTION_IMAGES = 4, 6
 
 
 def run_demo(
-    folder: Path,
-    say: Callable[[str], None],
-    showing: Callable[[str], AbstractContextManager[Progress]],
-    seeds: int = 1,
+    folder: Path, say: Callable[[str], None], showing: Showing, seeds: int = 1
 ) -> tuple[Path, list[Record]]:
     """Make or complete the demonstration in `folder`; return its page, `report.html`, and the records of all models.
 
-    Args:
-        say: called with a line for the user.
-        showing: called with the name of a part; returns a context manager with the part's progress callback.
-        seeds: the number of training seeds of each model; runs are `CLIP`, `CLIP-s1`, `CLIP-s2`, …
+    `say` is called with a line for the user. The runs of each model's training `seeds` are `CLIP`, `CLIP-s1`, …
 
     Raises:
         InputError: the folder holds something else, or the disk is full.

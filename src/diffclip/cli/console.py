@@ -52,12 +52,10 @@ def with_plugins(command: Callable[..., None]) -> Callable[..., None]:
             load_plugin(source)
         command(*words, **options)
 
-    own = inspect.signature(command, eval_str=True).parameters
     option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_Plugins)
-    run.__signature__ = inspect.Signature([*own.values(), option])  # type: ignore[attr-defined]
-    run.__annotations__ = {
-        name: parameter.annotation for name, parameter in [*own.items(), ("plugin", option)]
-    }
+    parameters = [*inspect.signature(command, eval_str=True).parameters.values(), option]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
@@ -103,18 +101,10 @@ def say_loading(sources: Iterable[str]) -> None:
 
 def say_skipped(items: str, faults: Sequence[Fault]) -> None:
     """Print on stderr that `items` were skipped, with the first few `faults`. Print nothing if there is no fault."""
-    if not faults:
-        return
     details = "; ".join(printable(f"{fault.name}: {fault.reason}") for fault in faults[:_NAMED])
     suffix = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-    say(f"diffclip: skipped {items}: {details}{suffix}")
-
-
-def none_readable_error(faults: Sequence[Fault]) -> InputError:
-    """Make the error for files that are all unreadable; it names the first one."""
-    rest = len(faults) - 1
-    suffix = f"; the other {rest} cannot be read either" if rest else ""
-    return InputError(f"{printable(str(faults[0]))}{suffix}")
+    if faults:
+        say(f"diffclip: skipped {items}: {details}{suffix}")
 
 
 def read_images(
@@ -135,7 +125,8 @@ def read_images(
             yield file, image
         progress("images", 1, len(files))
     if len(faults) == len(files):
-        raise none_readable_error(faults)
+        rest = f"; the other {len(faults) - 1} cannot be read either" if len(faults) > 1 else ""
+        raise InputError(f"{printable(str(faults[0]))}{rest}")
 
 
 @contextmanager

@@ -241,6 +241,7 @@ def check(
 def _rows(result: Check) -> list[tuple[str, str]]:
     from diffclip.data.check import CONTEXT_LENGTH, LEARNED_AT
 
+    repeated = sum(map(len, result.exact)) - len(result.exact)
     return [
         ("shards", f"{result.shards:,}"),
         ("faults in the shards", f"{len(result.skipped):,}"),
@@ -254,12 +255,8 @@ def _rows(result: Check) -> list[tuple[str, str]]:
         ("with several captions or lines", _of(result.several, result.whole)),
         ("tokens", _spread(result.tokens)),
         (f"cut at {CONTEXT_LENGTH} tokens", _of(result.truncated, result.captions)),
-        ("same pixels as another", _duplicates(result.exact, result.whole)),
+        ("same pixels as another", f"{_of(repeated, result.whole)}, groups: {len(result.exact):,}"),
     ]  # fmt: skip
-
-
-def _duplicates(groups: list[list[str]], samples: int) -> str:
-    return f"{_of(sum(map(len, groups)) - len(groups), samples)}, groups: {len(groups):,}"
 
 
 def _of(count: int, total: int) -> str:

@@ -76,10 +76,27 @@ def evaluate(
     tables and figures from the records.
     """
     require_group("report", "pandas", "scipy", "statsmodels")
-    _check(models, data, suite, skip_missing, task, split)
+    if not models:
+        raise InputError(
+            "there is no model to measure: name a run folder, a file of weights or a folder of runs"
+        )
+    if skip_missing and suite is None:
+        raise InputError("--skip-missing is for suites: add --suite, or leave --skip-missing out")
+    if suite is not None and data is not None:
+        raise InputError("--data and --suite exclude each other: leave one out")
+    if suite is None and data is None:
+        raise InputError(
+            f"give --data with a folder or the name of a set, or --suite with one of {', '.join(SUITES)}"
+        )
+    if suite is not None and suite not in SUITES:
+        raise unknown_name("suite", suite, SUITES)
+    if task is not None and task not in TASKS:
+        raise unknown_name("task", task, TASKS)
+    if suite is not None and (task is not None or split is not None):
+        raise InputError(f"--suite {suite} has its own tasks and splits: leave --task and --split out")
     if data_root is not None and not data_root.is_dir():
         raise InputError(f"--data-root {data_root} is not a folder: name the one that holds the sets")
-    sources = list(dict.fromkeys(run for model in models or [] for run in runs_in(model)))
+    sources = list(dict.fromkeys(run for model in models for run in runs_in(model)))
     for source in sources:
         find_model(source)
     if data is not None and data not in BUILT_IN:
@@ -96,8 +113,8 @@ def evaluate(
         raise InputError(
             f"--prompt {prompt!r} is for focus and faithfulness: add --task focus, or leave it out"
         )
-    if suite is not None and output is None:
-        output = Path(f"{suite}.jsonl")
+    if suite is not None:
+        output = output or Path(f"{suite}.jsonl")
     if output is not None:
         check_writable(output)
     if suite is not None:
@@ -155,11 +172,11 @@ def evaluate(
             f"diffclip: {results.replaced} earlier results in {output} are replaced, as files, weights, settings or "
             "the version have changed: give another --output to keep both"
         )
+    notes = [fault for fault in faults if fault.kind == "note"]
     skipped = [fault for fault in faults if fault.kind != "note"]
     say_skipped(f"{len(skipped)} samples, shards or masks", skipped)
-    for fault in faults:
-        if fault.kind == "note":
-            say(f"diffclip: {fault}")
+    for note in notes:
+        say(f"diffclip: {note}")
     if len(failures) == 1 and not several:
         raise failures[0]
     if failures:
@@ -177,12 +194,8 @@ def _show(records: Sequence[Record], results: ResultsFile, several: bool, json_l
         print(to_lines(results.records), end="")
     elif records:
         models = {(record.model, record.weights) for record in records}
-        chosen = (
-            [record for record in results.records if (record.model, record.weights) in models]
-            if several
-            else records
-        )
-        show_records(chosen, headlines_only=several)
+        of_models = [record for record in results.records if (record.model, record.weights) in models]
+        show_records(of_models if several else records, headlines_only=several)
         if results.path is not None and several:
             page = results.path.with_name(f"{results.path.stem}-report.html")
             command = shlex.join(["diffclip", "report", str(results.path), "--output", str(page)])
@@ -208,35 +221,6 @@ def _describe_entry(loaded: Loaded, measured: Measured) -> str:
     draw = f", draw {measured.draw}" if measured.draw else ""
     value = f"{percent(row['value'], share)} [{interval(row['low'], row['high'], share)}]"
     return f"{name}: {measured.entry}{split}{draw}: {metric_label(row)} {value} ({timing})"
-
-
-def _check(
-    models: Sequence[str] | None,
-    data: str | None,
-    suite: str | None,
-    skip_missing: bool,
-    task: str | None,
-    split: str | None,
-) -> None:
-    """Check the options before anything heavy is imported."""
-    if not models:
-        raise InputError(
-            "there is no model to measure: name a run folder, a file of weights or a folder of runs"
-        )
-    if skip_missing and suite is None:
-        raise InputError("--skip-missing is for suites: add --suite, or leave --skip-missing out")
-    if suite is not None and data is not None:
-        raise InputError("--data and --suite exclude each other: leave one out")
-    if suite is None and data is None:
-        raise InputError(
-            f"give --data with a folder or the name of a set, or --suite with one of {', '.join(SUITES)}"
-        )
-    if suite is not None and suite not in SUITES:
-        raise unknown_name("suite", suite, SUITES)
-    if task is not None and task not in TASKS:
-        raise unknown_name("task", task, TASKS)
-    if suite is not None and (task is not None or split is not None):
-        raise InputError(f"--suite {suite} has its own tasks and splits: leave --task and --split out")
 
 
 def _select_present(name: str, entries: Sequence[Entry], root: Path | None, skip: bool) -> tuple[Entry, ...]:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -23,6 +24,8 @@ Argument = TypeVar("Argument")
 Found = TypeVar("Found")
 Progress = Callable[[str, int, int | None], None]
 """Called with the name of what is counted, the number done since the last call, and the total (None: unknown)."""
+Showing = Callable[[str], AbstractContextManager[Progress]]
+"""Makes the progress display of a part from its name."""
 
 _started: WeakSet[Any] = WeakSet()  # the workers of all loaders
 

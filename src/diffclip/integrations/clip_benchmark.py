@@ -44,13 +44,10 @@ def load_diffclip(
     """Load a model in evaluation mode on `device`, its transform and its tokenizer, as clip_benchmark asks for them.
 
     Args:
-        model_name: any label. If it is one of our models' names, it must match the weights; for a published
-            file, which has no configuration, it names the model.
+        model_name: any label. One of our models' names must match the weights, else `InputError` is raised; it names
+            the model of a published file, which has no configuration.
         pretrained: a model that `diffclip.load` takes.
         cache_dir: not used; the hub's client has its own settings (`HF_HOME`).
-
-    Raises:
-        InputError: no such weights, or weights of another model than `model_name`.
     """
     loaded = load_with_origin(pretrained, model_name if model_name in model_names() else None)
     return loaded.model.to(device), loaded.preprocess, loaded.tokenizer

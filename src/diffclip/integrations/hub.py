@@ -49,14 +49,6 @@ model, preprocess, tokenizer = diffclip.load("hf-hub:{repo}")
 """
 
 
-def write_folder(
-    model: CLIP, folder: str | Path, repository: str, origin: Mapping[str, Any] | None = None, **card: Any
-) -> None:
-    """Write the files of `save_weights` and the model card to `folder`; `card` as in `model_card`."""
-    save_weights(model, folder, origin=origin)
-    model_card(model, repository, **card).save(Path(folder) / "README.md")
-
-
 def push_to_hub(model: CLIP, repository: str, private: bool | None = None, **card: Any) -> None:
     """Push `model` and its card to `repository`, OWNER/NAME; `card` as in `write_folder`."""
     hub = huggingface_hub.HfApi()
@@ -66,40 +58,36 @@ def push_to_hub(model: CLIP, repository: str, private: bool | None = None, **car
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Push the model")
 
 
-def model_card(
+def write_folder(
     model: CLIP,
-    repository: str = "OWNER/NAME",
+    folder: str | Path,
+    repository: str,
+    origin: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
     records: Iterable[Record] = (),
     license: str | None = None,
-) -> ModelCard:
-    """Make the card of a model.
-
-    Args:
-        repository: the model's name on the hub.
-        recipe: the recipe of the run that trained the model.
-        records: the results to list, as `diffclip.evaluation.records.read_records` reads them.
-        license: the license of the weights, by its name on the hub.
-    """
+) -> None:
+    """Write the files of `save_weights` to `folder`, and the model's card for the hub: with the recipe of its run, the
+    results to list, and the license of the weights by its name on the hub."""
+    save_weights(model, folder, origin=origin)
     metadata = ModelCardData(
         license=license,
         library_name="diffclip",
         tags=["clip", "differential-attention"],
         pipeline_tag="zero-shot-image-classification",
     )
-    return ModelCard(
-        _CARD.format(
-            metadata=metadata.to_yaml(),
-            name=repository.rpartition("/")[2],
-            kind=name_of(model.config),
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            size=model.config.vision.image_size,
-            training=_format_training(recipe),
-            results=_format_results(records),
-            repo=repository,
-            license=license or "Not stated.",
-        )
+    text = _CARD.format(
+        metadata=metadata.to_yaml(),
+        name=repository.rpartition("/")[2],
+        kind=name_of(model.config),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        size=model.config.vision.image_size,
+        training=_format_training(recipe),
+        results=_format_results(records),
+        repo=repository,
+        license=license or "Not stated.",
     )
+    ModelCard(text).save(Path(folder) / "README.md")
 
 
 def _format_training(recipe: Mapping[str, Any] | None) -> str:

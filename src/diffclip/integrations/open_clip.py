@@ -48,14 +48,16 @@ from diffclip.weights import CONFIG_KEY, Weights, check_same, put_weights, read_
 _MODEL_KEY = "diffclip"  # key of our configuration in open_clip's
 # arguments of `create_model` that have an effect; `model_kwargs` collects all others
 _USED = {
-    *("model_name", "pretrained", "load_weights", "precision", "device", "cache_dir", "output_dict"),
     *(
-        "force_patch_dropout",
-        "force_image_size",
-        "force_preprocess_cfg",
-        "require_pretrained",
+        "model_name",
         "model_kwargs",
+        "pretrained",
+        "load_weights",
+        "require_pretrained",
+        "precision",
+        "device",
     ),
+    *("cache_dir", "output_dict", "force_patch_dropout", "force_image_size", "force_preprocess_cfg"),
 }
 # weights_only: our reader never runs code; the others: our towers have no separate pretrained weights
 _WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text", "pretrained_hf"}
@@ -63,11 +65,8 @@ _STARTS = {"init_logit_scale": "logit_scale", "init_logit_bias": "logit_bias"}
 
 
 def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
-    """Make every name in `model_names()` and in `models` a model of open_clip; a second call changes nothing.
-
-    Raises:
-        InputError: this version of open_clip builds models in another way, or a name is taken or would be misread.
-    """
+    """Make every name in `model_names()` and in `models` a model of open_clip; a second call changes nothing. A version
+    of open_clip that builds models in another way, or a name that is taken or would be misread, raises `InputError`."""
     import open_clip
     from open_clip import factory
 
@@ -92,10 +91,8 @@ def register(models: Mapping[str, CLIPConfig] | None = None) -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run open_clip's training program with its own arguments.
-
-    Returns:
-        The exit code: 1 if the program printed an error and stopped.
+    """Run open_clip's training program with its own arguments; return the exit code, 1 if it printed an error and
+    stopped.
 
     Raises:
         InputError: a part of the program is not installed, or open_clip has no such model.
@@ -220,11 +217,8 @@ def _create(name: str, named: CLIPConfig, options: Mapping[str, Any]) -> OpenCLI
     else:
         weights, config = None, named if size is None else resize_config(named, size)
         logging.warning(f"No pretrained weights loaded for model '{name}'. Model initialized randomly.")
-    starts = {
-        parameter: options["model_kwargs"].get(key)
-        for key, parameter in _STARTS.items()
-        if options["model_kwargs"].get(key) is not None
-    }
+    given = {parameter: options["model_kwargs"].get(key) for key, parameter in _STARTS.items()}
+    starts = {parameter: value for parameter, value in given.items() if value is not None}
     fields = config.model_dump()
     fields["logit_bias"] |= "logit_bias" in starts
     if options["force_patch_dropout"] is not None:

@@ -84,17 +84,10 @@ def answer(
     questions: Sequence[str],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> list[str]:
-    """Answer each question about its image, with greedy decoding in one batch.
+    """Answer each question about its image (None: without one), with greedy decoding in one batch.
 
-    Args:
-        model: from `connect` or `load_vlm`; it computes on its own device and in its own dtype.
-        processor: the model's processor.
-        images: one for each question; None asks without an image.
-        max_new_tokens: the length at which an answer is cut off.
-
-    Returns:
-        Answers without special tokens and surrounding spaces. Up to rounding, an answer does not depend on the other
-        questions of the batch (shorter prompts are padded on the left).
+    `model` and `processor` are from `connect` or `load_vlm`. Answers have no special tokens and surrounding spaces. Up
+    to rounding, an answer does not depend on the other questions of the batch (shorter prompts are padded on the left).
     """
     prompts = [
         prompt(processor, question, image is not None)

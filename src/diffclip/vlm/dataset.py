@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ def training_order(
     return np.concatenate([batch[np.argsort(-lengths[batch], kind="stable")] for batch in batches])
 
 
+@dataclass(eq=False)
 class ConversationSet(Dataset[dict[str, Any]]):
     """Tokenize conversations with `encode` and a LlavaProcessor, and open their images in the folder `images`.
 
@@ -44,31 +45,25 @@ class ConversationSet(Dataset[dict[str, Any]]):
     each item's sample.
     """
 
-    def __init__(
-        self,
-        conversations: Sequence[Conversation],
-        order: Sequence[int] | NDArray[np.int64],
-        images: str | Path,
-        processor: Any,
-        template: Template,
-        max_length: int,
-    ) -> None:
-        self._conversations, self._order, self._images = conversations, order, Path(images)
-        self._processor = processor
-        self._encode = partial(encode, processor=processor, template=template, max_length=max_length)
+    conversations: Sequence[Conversation]
+    order: Sequence[int] | NDArray[np.int64]
+    images: str | Path
+    processor: Any
+    template: Template
+    max_length: int
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        conversation = self._conversations[self._order[index]]
+        conversation = self.conversations[self.order[index]]
         try:
-            ids, labels = self._encode(conversation)
+            ids, labels = encode(conversation, self.processor, self.template, self.max_length)
             item: dict[str, Any] = {"input_ids": ids, "labels": labels}
             if conversation.image is not None:
-                path = self._images / conversation.image
+                path = Path(self.images, conversation.image)
                 image = read_image(path, f"{conversation.name}: {path}")
-                pixels = self._processor.image_processor(image, return_tensors="pt").pixel_values
+                pixels = self.processor.image_processor(image, return_tensors="pt").pixel_values
                 item["pixel_values"] = pixels[0]
         except InputError as error:
             return {"fault": error}

@@ -10,7 +10,6 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from diffclip.data.workers import Progress
+from diffclip.data.workers import Showing
 from diffclip.demo import MODELS, estimate_seconds, recipe_on_scenes, train_on_scenes
 from diffclip.evaluation.records import Record
 from diffclip.evaluation.results_file import ResultsFile
@@ -61,14 +60,11 @@ def run_vlm_demo(
     folder: Path,
     seeds: Sequence[int],
     say: Callable[[str], None],
-    showing: Callable[[str], AbstractContextManager[Progress]],
+    showing: Showing,
     settings: DemoSettings | None = None,
 ) -> tuple[Path, list[Record]]:
-    """Train and evaluate everything in `folder`; return its page, `report.html`, and the records of all models.
-
-    Args:
-        say: called with a line for the user.
-        showing: makes the progress display of a part from its name.
+    """Train and evaluate everything in `folder`; return its page, `report.html`, and the records of all models. `say`
+    is called with a line for the user.
 
     Raises:
         InputError: the folder has other files, or the disk is full.
@@ -109,12 +105,7 @@ def run_vlm_demo(
     return page, records
 
 
-def _make_data(
-    folder: Path,
-    settings: DemoSettings,
-    say: Callable[[str], None],
-    showing: Callable[[str], AbstractContextManager[Progress]],
-) -> None:
+def _make_data(folder: Path, settings: DemoSettings, say: Callable[[str], None], showing: Showing) -> None:
     """Make what all seeds share besides the scenes: conversations, questions and the language model."""
 
     def make(part: str, path: Path, last_file: str, write: Callable[..., object], *sizes: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from diffclip.data.evaluation_set import FolderSource
 from diffclip.data.images import read_image
-from diffclip.data.workers import Progress
+from diffclip.data.workers import Progress, Showing
 from diffclip.errors import InputError, explain_errors
 from diffclip.evaluation.records import Record, parse_lines
 from diffclip.evaluation.results_file import ResultsFile
@@ -76,15 +75,13 @@ class QuestionSet:
 def open_questions(
     folder: str | Path, images: str | Path | None = None, name: str | None = None, blind: bool = False
 ) -> QuestionSet:
-    """Open the questions in `folder`, which has the published layout; no image is read.
+    """Open the questions in `folder`, which has the published layout; no image is read. A missing file, a line that is
+    not a question, or missing images raise `InputError`.
 
     Args:
         images: folder of the images; None: `images` in `folder`, as in the built-in set.
         name: the set's name in records; None: the name of `folder`.
         blind: ask without images; the image files may then be missing.
-
-    Raises:
-        InputError: a file is missing, a line is not a question, or images are missing.
     """
     splits = {split: _read(Path(folder, _file_name(split))) for split in SPLITS}
     image_folder = Path(folder, QUESTION_IMAGES) if images is None else Path(images)
@@ -184,14 +181,14 @@ def evaluate_models(
     results: ResultsFile,
     batch_size: int,
     device: torch.device,
-    showing: Callable[[str], AbstractContextManager[Progress]],
+    showing: Showing,
     say: Callable[[str], None] = print,
 ) -> list[Record]:
     """Ask each model all questions, add its scores to `results` and return the records of all models.
 
     `models` are runs of `diffclip vlm train`, or saved models. A model is not asked again if `results` holds its
-    answers to the same questions. `showing` makes the progress display of a part from its name. `InputError` is raised
-    if a model cannot be loaded, an image cannot be read, or the memory is too small.
+    answers to the same questions. `InputError` is raised if a model cannot be loaded, an image cannot be read, or the
+    memory is too small.
     """
     facts = {source: identify(source) for source in models}
     if len({(fields["model"], fields["seed"]) for fields in facts.values()}) < len(facts):

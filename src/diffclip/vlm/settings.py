@@ -68,11 +68,8 @@ class VLMRecipe(Keys):
 
 
 def read_vlm_recipe(source: str | Path, changes: Iterable[str] = ()) -> VLMRecipe:
-    """Read the recipe in a file, or the built-in recipe of that name, with changes such as `stage1.lr=1e-3`.
-
-    Raises:
-        InputError: no such recipe, not YAML, an unknown or missing key, or a wrong value.
-    """
+    """Read the recipe in a file, or the built-in recipe of that name, with changes such as `stage1.lr=1e-3`. A missing
+    recipe, invalid YAML, an unknown or missing key, and a wrong value raise `InputError`."""
     path = find_recipe(source, "vlm_")
     fields = recipe_fields(path, changes)
     if "model" in fields and "vision" not in fields:

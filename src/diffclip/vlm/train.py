@@ -90,7 +90,12 @@ def train_stage(
             )
         if is_first:
             stack.enter_context(lock_folder(run))
-            _claim_run(recipe, run)
+            complete = checkpoints(run)
+            # those that were not written to the end: training may not save at that step again
+            for folder in set(run.glob("checkpoint-*")) - set(complete):
+                shutil.rmtree(folder)
+            if not complete:
+                write_text(run / RECIPE_FILE, recipe.to_yaml())
         freeze(model, stage)
         _reach_all_weights(model)
         if recipe.gradient_checkpointing:
@@ -123,17 +128,6 @@ def check_run(recipe: VLMRecipe, run: Path, resume: bool) -> None:
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
     elif names and LOCK_FILE not in names:
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
-
-
-def _claim_run(recipe: VLMRecipe, run: Path) -> None:
-    """Prepare the locked folder that `check_run` has checked."""
-    complete = checkpoints(run)
-    # remove checkpoints that were not written to the end: training may not save at that step again
-    for folder in run.glob("checkpoint-*"):
-        if folder not in complete:
-            shutil.rmtree(folder)
-    if not complete:
-        write_text(run / RECIPE_FILE, recipe.to_yaml())
 
 
 def starting_model(recipe: VLMRecipe, part: StageRecipe, stage: int) -> tuple[Any, Any]:

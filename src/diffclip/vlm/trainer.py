@@ -27,11 +27,8 @@ _LINE_EVERY = 15.0  # seconds
 
 
 def make_arguments(run: Path, **settings: Any) -> TrainingArguments:
-    """Make the Trainer's arguments for a run; under torchrun this also connects the processes.
-
-    Raises:
-        InputError: one process sees several GPUs.
-    """
+    """Make the Trainer's arguments for a run; under torchrun this also connects the processes. A process that sees
+    several GPUs raises `InputError`."""
     cuda = torch.cuda.is_available()
     arguments = TrainingArguments(
         output_dir=str(run),
@@ -82,9 +79,8 @@ def fit(
     stop: StopRequest,
     resume: bool,
 ) -> Trainer:
-    """Train `model` in the folder `run` on items for `collate`, which pads with `padding`.
-
-    With `resume`, the training continues from the last complete checkpoint.
+    """Train `model` in the folder `run` on items for `collate`, which pads with `padding`; with `resume`, from the last
+    complete checkpoint on.
 
     Raises:
         InputError: a sample cannot be used, or the disk is full.

@@ -46,18 +46,11 @@ class Look:
 
 
 def look(
-    loaded: Loaded,
-    image: Image.Image,
-    texts: list[str],
-    layer: int | None = None,
-    head: int | None = None,
+    loaded: Loaded, image: Image.Image, texts: list[str], layer: int | None = None, head: int | None = None
 ) -> Look:
-    """Show `image` and `texts` to a model.
+    """Show an RGB image and one or more texts to a model, which is left unchanged. One thread may use it at a time.
 
     Args:
-        loaded: the model, which is left unchanged. Only one thread may use it at a time.
-        image: RGB.
-        texts: at least one.
         layer: the vision layer of the maps, from 1; None: the last, for LeGrad all. Rollout is always of all.
         head: one head of the layer, from 1; None: all.
 
@@ -100,10 +93,8 @@ def _measure_map(values: Tensor, extra: dict[str, float]) -> Map:
     values = values.detach().float().cpu()
     numbers: dict[str, Tensor] = {}
     if values.any():
-        numbers = {
-            "entropy": measures.entropy(values),
-            "effective_patches": measures.effective_patches(values),
-        }
+        numbers["entropy"] = measures.entropy(values)
+        numbers["effective_patches"] = measures.effective_patches(values)
         if values.numel() > measures.STRONGEST:
             numbers["top10"] = measures.top(values)
     return Map(as_patches(values).numpy(), {name: float(number) for name, number in numbers.items()} | extra)

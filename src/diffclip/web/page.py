@@ -85,11 +85,8 @@ def build(models: Sequence[PageModel]) -> gr.Blocks:
 
 
 def parse_texts(lines: str) -> list[str]:
-    """Split texts, one per line; blank lines and repetitions are dropped.
-
-    Raises:
-        InputError: there is no text, there are more than `MAX_TEXTS`, or one is longer than `MAX_LETTERS`.
-    """
+    """Split texts, one per line, without blank lines and repetitions. No text, more than `MAX_TEXTS`, or one longer
+    than `MAX_LETTERS` raises `InputError`."""
     # JSON can hold halves of surrogate pairs, which cannot be encoded in an answer
     clean = lines.encode(errors="replace").decode()
     texts = list(dict.fromkeys(" ".join(line.split()) for line in clean.splitlines() if line.strip()))
@@ -159,7 +156,12 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         own_scale: bool = False,
     ) -> tuple[Any, ...]:
         texts = parse_texts(lines)
-        image = _read_upload(path) if number is None else scenes[number].image
+        if number is not None:
+            image = scenes[number].image
+        elif path:
+            image = read_image(path, Path(path).name, MAX_PIXELS)
+        else:
+            raise InputError("no image yet: drop one, or choose a scene")
         edge = min(_IMAGE_EDGE, max(32, min(image.size)))
         looks = [
             (
@@ -192,12 +194,6 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
     for control in controls:
         control.change(None, controls, None, js=_SHOW)
     return image
-
-
-def _read_upload(path: str | None) -> Image.Image:
-    if not path:
-        raise InputError("no image yet: drop one, or choose a scene")
-    return read_image(path, Path(path).name, MAX_PIXELS)
 
 
 def _with_notice(run: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:

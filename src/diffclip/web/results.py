@@ -71,13 +71,8 @@ def render_looks(
 ) -> str:
     """Put the models side by side, with all their maps; only the maps of the first text and of `method` are visible.
 
-    All maps of one kind share one scale, over all texts and, without `own_scale`, over all models.
-
-    Args:
-        looks: each model with its look and the part of the image that it saw.
-        method: one of `METHODS`.
-        opacity: of the maps over the image, from 0 to 1.
-        own_scale: whether each model has a scale of its own.
+    `looks` has each model with its look and the part of the image that it saw. All maps of one kind share one scale,
+    over all texts and, without `own_scale`, over all models. Their `opacity` over the image is from 0 to 1.
     """
     common = _scales([look for _, look, _ in looks])
     cards = [

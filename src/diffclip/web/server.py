@@ -23,11 +23,8 @@ _POLICY = (
 
 
 def pick_port(host: str, port: int) -> int:
-    """Check before models are loaded that a server can listen at `host` and `port`; 0 picks a free port.
-
-    Raises:
-        InputError: the port is taken or reserved, or `host` is not an address of this machine.
-    """
+    """Check before models are loaded that a server can listen at `host` and `port`; 0 picks a free port. A port that is
+    taken or reserved, or a `host` that is not an address of this machine, raises `InputError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:

@@ -35,13 +35,10 @@ class _TowerConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             self.mlp_ratio = mlp_ratio(self.hidden_size, self.intermediate_size)
         super().__post_init__(**rest)  # type: ignore[no-untyped-call]
 
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of our `VisionConfig` or `TextConfig`."""
-        return {ours: getattr(self, theirs) for ours, theirs in self.names.items()}
-
     def core(self) -> CLIPConfig:
         """Return our configuration with this tower."""
-        whole = {"embed_dim": self.projection_dim, "lambda_init": self.lambda_init, self.tower: self.fields()}
+        tower = {ours: getattr(self, theirs) for ours, theirs in self.names.items()}
+        whole = {"embed_dim": self.projection_dim, "lambda_init": self.lambda_init, self.tower: tower}
         return parse_config(whole, type(self).__name__)
 
     @classmethod

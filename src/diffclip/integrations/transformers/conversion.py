@@ -120,13 +120,8 @@ def processor_of(config: CLIPConfig) -> CLIPProcessor:
 
 
 def tokenizer_of(config: CLIPConfig) -> Any:
-    """Make transformers' fast tokenizer with the ids of this model.
-
-    With `padding="max_length", truncation=True`, its rows equal those of our tokenizer.
-
-    Raises:
-        InputError: the model's vocabulary is smaller than the tokenizer's.
-    """
+    """Make transformers' fast tokenizer with the ids of this model; a smaller vocabulary than the tokenizer's raises
+    `InputError`. With `padding="max_length", truncation=True`, its rows equal those of our tokenizer."""
     if config.text.vocab_size < VOCABULARY:
         raise InputError(
             f"the vocabulary of {config.text.vocab_size} is smaller than the tokenizer's {VOCABULARY}"

@@ -35,7 +35,7 @@ from diffclip.towers.vision import build_vision
 # all (True), or the numbers of some, as LLaVA in newer releases of transformers asks for them
 HiddenStates = bool | int | Sequence[int] | None
 
-# transformers' name of each projection → the core's name; the core stores the weight transposed
+# patterns of the weights of the whole model, of which a tower alone ignores those that it lacks
 _VISION = [r"^vision_model\.", r"^visual_projection\."]
 _TEXT = [r"^text_model\.", r"^text_projection\."]
 _LOGITS = r"^logit_(scale|bias)$"
@@ -186,9 +186,7 @@ class DiffCLIPVisionModel(DiffCLIPPreTrainedModel):  # type: ignore[no-untyped-c
         `output_hidden_states` may be numbers of states; the other states are then None. Attentions [B, heads, N, N]
         multiply the values: A, or A1 − λ·A2. Making them patches the layers for a moment, so use one thread for them.
         `others` have no effect: transformers' Llava passes the arguments of its language model to this method too.
-
-        Raises:
-            ValueError: no images, or images of another size.
+        Missing images, or images of another size, raise `ValueError`.
         """
         if pixel_values is None:
             raise ValueError("pixel_values are missing: this model takes images")
