@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffclip.attention.dispatch import differential_attention
 from diffclip.attention.head_norm import HEAD_NORM_EPS, NormedAttention
 from diffclip.attention.heads import split_heads
-from diffclip.attention.module import AttentionMaps, PublishedNames, SelfAttention, StartingValues
+from diffclip.attention.module import OutputAndMaps, PublishedNames, SelfAttention, StartingValues
 from diffclip.attention.registry import register_attention
 
 LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
@@ -92,8 +92,6 @@ class DifferentialAttention(LambdaAttention, NormedAttention):
         )
         return out.transpose(1, 2).flatten(2)
 
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
+    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
         heads, maps = self._subtract_maps(*self._pairs(x), causal)
         return self._finish(heads, maps.first.dtype, detach_norm), maps

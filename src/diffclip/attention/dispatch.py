@@ -28,22 +28,15 @@ _CPU_PLAIN_EAGER_UP_TO_TOKENS = {torch.bfloat16: 320, torch.float16: 128}
 
 
 def check_backend(name: str) -> str:
-    """Return `name` if it is "auto" or a backend.
-
-    Raises:
-        InputError: unknown backend; the message offers the nearest one.
-    """
+    """Return `name` if it is "auto" or a backend, or raise `InputError`, which offers the nearest one."""
     if name != "auto" and name not in BACKENDS:
         raise unknown_name("attention backend", name, ["auto", *BACKENDS])
     return name
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, backend: str = "auto") -> Tensor:
-    """Plain attention, softmax(Q·Kᵀ/√d)·V, for q, k, v [B, heads, N, d]; returns [B, heads, N, d].
-
-    Raises:
-        InputError: unknown backend.
-    """
+    """Plain attention, softmax(Q·Kᵀ/√d)·V, for q, k, v [B, heads, N, d]; returns [B, heads, N, d]. An unknown backend
+    raises `InputError`."""
     if check_backend(backend) == "auto":
         backend = _choose_softmax(q)
     return BACKENDS[backend].softmax(q, k, v, causal)
@@ -100,12 +93,10 @@ def choose_backend(backend: str, q: Tensor, v: Tensor) -> str:
             is_short = tokens < sdpa.BLOCKED_FROM_TOKENS  # for shorter rows, sdpa takes two fused calls
             return "eager" if is_short or 4 * batch * heads * tokens**2 <= limit * 2**20 else "sdpa"
         return "triton" if fused.why_not_faster(q, v) is None else "sdpa"
-    if backend == "triton":
-        # ask only if needed: the first call of `why_not_fused` launches a kernel
-        reason = fused.why_not_fused(q, v)
-        if reason is not None:
-            say_once(f'attention backend "triton" is not used, "eager" takes its place: {reason}')
-            return "eager"
+    # ask only if needed: the first call of `why_not_fused` launches a kernel
+    if backend == "triton" and (reason := fused.why_not_fused(q, v)) is not None:
+        say_once(f'attention backend "triton" is not used, "eager" takes its place: {reason}')
+        return "eager"
     return backend
 
 

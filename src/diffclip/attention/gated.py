@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from diffclip.attention.module import AttentionMaps, PublishedNames, StartingValues
+from diffclip.attention.module import OutputAndMaps, PublishedNames, StartingValues
 from diffclip.attention.registry import register_attention
 from diffclip.attention.softmax import SoftmaxAttention
 
@@ -37,9 +37,7 @@ class GatedAttention(SoftmaxAttention):
     def own_values(self, x: Tensor) -> Tensor:
         return self._gated(super().own_values(x), x)
 
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
+    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
         heads, maps = super().attend_through_maps(x, causal)
         return self._gated(heads, x), maps
 

@@ -21,10 +21,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def per_head(lam: float | Tensor, v: Tensor) -> Tensor:
     """Return λ in float32 (float64 if v is), shaped to scale [B, H, N, …]: as [], [1, H, 1, 1] or [B, H, N, 1].
-
-    Raises:
-        ValueError: λ is neither a number, nor 0-dim, nor [H], nor [B, H, N].
-    """
+    `ValueError` is raised if λ is neither a number, nor 0-dim, nor [H], nor [B, H, N]."""
     batch, heads, tokens, _ = v.shape
     lam = torch.as_tensor(lam, dtype=accumulation_dtype(v.dtype), device=v.device)
     if lam.ndim == 0:

@@ -61,6 +61,9 @@ class AttentionMaps:
         return self.first - self.lam * self.second
 
 
+OutputAndMaps = tuple[Tensor, AttentionMaps]
+
+
 class SelfAttention(nn.Module, ABC):
     """The base of all layers. The operator runs on `backend`. Training drops the share `proj_drop` of the output.
 
@@ -93,8 +96,7 @@ class SelfAttention(nn.Module, ABC):
         **unsupported: Any,
     ) -> None:
         super().__init__()
-        used = [name for name, value in unsupported.items() if value]
-        if used:
+        if used := [name for name, value in unsupported.items() if value]:
             raise InputError(f"{type(self).__name__} has no {', '.join(used)}: leave it out")
         self.check_heads(dim, num_heads)
         self.num_heads = num_heads
@@ -127,23 +129,15 @@ class SelfAttention(nn.Module, ABC):
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         """Map x [B, N, C] to the heads' outputs side by side, [B, N, C], before the output projection."""
 
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
+    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
         """Return the output of `_attend` in evaluation, [B, N, C], from the plain formulas, and the maps. The output
         depends on the maps only through `maps.combined` [B, H, N, N]. With `detach_norm`, gradients treat the
-        denominator of a head norm as a constant.
-
-        Raises:
-            InputError: the layer has no maps.
-        """
+        denominator of a head norm as a constant. A layer without maps raises `InputError`."""
         raise InputError(
             f"{type(self).__name__} offers no attention maps: define attend_through_maps, or leave out what shows them"
         )
 
-    def _subtract_maps(
-        self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool
-    ) -> tuple[Tensor, AttentionMaps]:
+    def _subtract_maps(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> OutputAndMaps:
         """Return (A1 − λ·A2)·V [B, H, N, e] from the plain formulas, and the maps; inputs as in
         `diffclip.differential_attention`."""
         if self.backend == "triton":
@@ -159,11 +153,7 @@ class SelfAttention(nn.Module, ABC):
         return self.qkv(x).chunk(3, dim=-1)[2]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x [B, N, C] to [B, N, C].
-
-        Raises:
-            ValueError: a mask is given; the towers only know full and causal attention.
-        """
+        """x [B, N, C] to [B, N, C]. A mask raises `ValueError`: the towers only know full and causal attention."""
         if attn_mask is not None:
             raise ValueError("attn_mask is not supported: attention is full, or causal with is_causal=True")
         out: Tensor = self.out_proj(self._attend(x, is_causal))

@@ -16,7 +16,7 @@ from diffclip.attention.dispatch import softmax_attention
 from diffclip.attention.head_norm import FewerQueriesAttention, NormedAttention
 from diffclip.attention.heads import split_heads
 from diffclip.attention.lambdas import accumulation_dtype
-from diffclip.attention.module import AttentionMaps, PublishedNames
+from diffclip.attention.module import AttentionMaps, OutputAndMaps, PublishedNames
 from diffclip.attention.registry import register_attention
 from diffclip.attention.softmax import SoftmaxAttention
 
@@ -32,9 +32,7 @@ class OneMapAttention(NormedAttention):
         out = softmax_attention(*self._split(x), causal, self.backend)
         return self._finish(out, accumulation_dtype(out.dtype))
 
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
+    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
         q, k, v = self._split(x)
         maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k, v)
         return self._finish(maps.combined.to(v.dtype) @ v, maps.first.dtype, detach_norm), maps

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffclip.attention.dispatch import differential_attention
 from diffclip.attention.heads import by_head
-from diffclip.attention.module import AttentionMaps, SelfAttention
+from diffclip.attention.module import OutputAndMaps, SelfAttention
 
 
 class PairedAttention(SelfAttention):
@@ -30,9 +30,7 @@ class PairedAttention(SelfAttention):
         out = differential_attention(*self.project(x), causal=causal, backend=self.backend)
         return out.transpose(1, 2).flatten(2)
 
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
+    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
         heads, maps = self._subtract_maps(*self.project(x), causal)
         return heads.transpose(1, 2).flatten(2), maps
 

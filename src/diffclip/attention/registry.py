@@ -16,11 +16,8 @@ ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {}
 
 
 def register_attention(name: str) -> Callable[[Layer], Layer]:
-    """Register a subclass of `SelfAttention` as the kind of attention `name`.
-
-    Raises:
-        InputError: the class is no `SelfAttention`, or another class has this name.
-    """
+    """Register a subclass of `SelfAttention` as the kind of attention `name`. Another class, or a name that is taken,
+    raises `InputError`."""
 
     def register(layer: Layer) -> Layer:
         if not issubclass(layer, SelfAttention):

@@ -9,7 +9,7 @@ from torch import Tensor
 from diffclip.attention import eager
 from diffclip.attention.dispatch import softmax_attention
 from diffclip.attention.heads import split_heads
-from diffclip.attention.module import AttentionMaps, PublishedNames, SelfAttention
+from diffclip.attention.module import AttentionMaps, OutputAndMaps, PublishedNames, SelfAttention
 from diffclip.attention.registry import register_attention
 
 
@@ -27,9 +27,7 @@ class SoftmaxAttention(SelfAttention):
         out = softmax_attention(q, k, v, causal, self.backend)
         return out.transpose(1, 2).flatten(2)
 
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
+    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
         q, k, v = split_heads(self.qkv(x), self.num_heads, self.num_heads)
         maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k, v)
         return (maps.combined.to(v.dtype) @ v).transpose(1, 2).flatten(2), maps

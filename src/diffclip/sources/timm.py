@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from diffclip.attention import eager
 from diffclip.attention.heads import split_heads
-from diffclip.attention.module import AttentionMaps, SelfAttention
+from diffclip.attention.module import AttentionMaps, OutputAndMaps, SelfAttention
 from diffclip.config import parse_config
 from diffclip.errors import explain_errors, unknown_name
 from diffclip.sources.conversion import WAY_OUT, silence_warnings
@@ -102,9 +102,7 @@ class _TimmAttention(SelfAttention):
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         return self.attend_through_maps(x, causal)[0]
 
-    def attend_through_maps(
-        self, x: Tensor, causal: bool, detach_norm: bool = False
-    ) -> tuple[Tensor, AttentionMaps]:
+    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
         theirs = self.theirs
         q, k, v = split_heads(self.qkv(x), self.num_heads, theirs.num_heads)
         q, k = theirs.q_norm(q), theirs.k_norm(k)

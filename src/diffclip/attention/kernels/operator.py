@@ -44,14 +44,8 @@ def fused_attention_backward(
 
 @fused_attention_backward.register_fake
 def _(grad, q, k, v, lam, gain, out, stats, second, causal, eps, out_scale):  # type: ignore[no-untyped-def]
-    dq, dk, dv = (_new_gradient(x) for x in (q, k, v))
-    return (
-        dq,
-        dk,
-        dv,
-        lam.new_empty(lam.shape),
-        lam.new_empty(0) if gain is None else gain.new_empty(gain.shape),
-    )
+    dgain = lam.new_empty(0) if gain is None else gain.new_empty(gain.shape)
+    return *(_new_gradient(x) for x in (q, k, v)), lam.new_empty(lam.shape), dgain
 
 
 def _new_gradient(x: Tensor) -> Tensor:
