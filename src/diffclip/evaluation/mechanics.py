@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from diffclip.evaluation.scores import MapMetric, Score, by_layer, map_scores, w
 from diffclip.evaluation.zero_shot import true_texts
 from diffclip.maps import measures
 from diffclip.maps.attention_maps import map_correlation, patch_grid, patch_part
-from diffclip.maps.recording import images_at_once, recording
+from diffclip.maps.recording import collecting, images_at_once, recording
 
 HIGH_NORM = 3.0
 NOISE = 0.1
@@ -83,8 +82,12 @@ def _measure(model: Any, images: Tensor, texts: Tensor | None) -> _Measures:
     Sink ratios are given as logarithms.
     """
     differential = model.config.vision.is_differential and texts is not None
+    blocks = model.visual.blocks
+    projections = [block.attn.out_proj for block in blocks]
     with (
-        _watching(model) as (contributions, tokens),
+        # the heads' outputs side by side [B, N, C], with the weight of the projection that follows them
+        collecting(projections, lambda layer, given, _: (given[0].detach(), layer.weight.detach())) as sums,
+        collecting(blocks) as tokens,
         recording(model, "visual", gradients=differential, norm="graph") as maps,
         torch.set_grad_enabled(differential),
     ):
@@ -97,7 +100,7 @@ def _measure(model: Any, images: Tensor, texts: Tensor | None) -> _Measures:
             else None
         )
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
-    for layer, (side_by_side, weight), outputs in zip(maps, contributions, tokens, strict=True):
+    for layer, (side_by_side, weight), outputs in zip(maps, sums, tokens, strict=True):
         second = {} if layer.second is None else {"A1": layer.first, "A2": layer.second}
         for name, full in {"attention": layer.combined, **second}.items():
             received = full.abs().mean(-2)
@@ -166,23 +169,6 @@ def _noise_correlation(model: Any, images: Tensor, noise: Tensor) -> Tensor:
         changes = (first.first - second.first).flatten(2), (first.second - second.second).flatten(2)
         cosines.append(F.cosine_similarity(*changes, dim=-1, eps=1e-30))
     return torch.stack(cosines, dim=1)
-
-
-@contextmanager
-def _watching(model: Any) -> Iterator[tuple[list[tuple[Tensor, Tensor]], list[Tensor]]]:
-    """Collect, for each layer, the heads' outputs side by side [B, N, C] with the weight of the projection that follows
-    them, and the tokens after the layer [B, N, C]."""
-    heads: list[tuple[Tensor, Tensor]] = []
-    tokens: list[Tensor] = []
-    with ExitStack() as hooks:
-        for block in model.visual.blocks:
-            hooks.enter_context(
-                block.attn.out_proj.register_forward_hook(
-                    lambda layer, given, _: heads.append((given[0].detach(), layer.weight.detach()))
-                )
-            )
-            hooks.enter_context(block.register_forward_hook(lambda _, __, out: tokens.append(out)))
-        yield heads, tokens
 
 
 def _ratio(score: Score) -> Score:

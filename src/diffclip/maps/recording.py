@@ -6,13 +6,13 @@ are the same up to rounding, and whatever is computed from them can be different
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffclip.attention.module import AttentionMaps
 from diffclip.model import CLIP
@@ -54,6 +54,18 @@ def recording(
         # module by module, because some modules may have been in evaluation mode before
         for module in was_training:
             module.training = True
+
+
+@contextmanager
+def collecting(
+    modules: Iterable[nn.Module], choose: Callable[..., Any] = lambda module, given, out: out
+) -> Iterator[list[Any]]:
+    """Collect the output of each call of the modules, or what `choose` takes of module, inputs and output."""
+    found: list[Any] = []
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(lambda *call: found.append(choose(*call))))
+        yield found
 
 
 def images_at_once(model: CLIP, first_layer: int = 0) -> int:

@@ -18,17 +18,16 @@ all heads, the MLPs and the input, and are the same in plain and differential to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffclip.attention.module import AttentionMaps
 from diffclip.errors import InputError
 from diffclip.maps.attention_maps import as_patches, patch_part
-from diffclip.maps.recording import Norm, recording
+from diffclip.maps.recording import Norm, collecting, recording
 from diffclip.maps.view import LEGRAD, OF_TEXTS
 from diffclip.model import CLIP
 
@@ -111,7 +110,7 @@ def text_relevance(
     ends = tokens.argmax(-1)
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     blocks = model.transformer.resblocks[first_layer:]
-    with recording(model, "text", first_layer, gradients=True) as layer_maps, _outputs(blocks) as outputs:
+    with recording(model, "text", first_layer, gradients=True) as layer_maps, collecting(blocks) as outputs:
         logits = _logits(model, model.encode_text(tokens, normalize=True), images)
         if method == LEGRAD:
 
@@ -138,7 +137,7 @@ def _image_legrad(
     blocks = model.visual.blocks[layers.start :]
     with (
         recording(model, "visual", layers.start, gradients=True, norm=norm) as maps,
-        _outputs(blocks) as outputs,
+        collecting(blocks) as outputs,
     ):
         model.encode_image(_usable(images))
         check_head(maps, head, name)
@@ -184,16 +183,6 @@ def _legrad(
             found.append(row.mean(1) if head is None else row[:, head])
     layers = torch.stack(found)  # [L·T, B, N]
     return layers.view(len(maps), -1, *layers.shape[1:]).mean(0).transpose(0, 1)
-
-
-@contextmanager
-def _outputs(blocks: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect the tokens after each block, [B, N, C]."""
-    outputs: list[Tensor] = []
-    with ExitStack() as hooks:
-        for block in blocks:
-            hooks.enter_context(block.register_forward_hook(lambda _, __, out: outputs.append(out)))
-        yield outputs
 
 
 def gradients(logits: Tensor, maps: Sequence[AttentionMaps]) -> tuple[Tensor, ...]:

@@ -123,9 +123,9 @@ def build_report(results: Results, paths: Sequence[str | Path] = (), title: str 
     folders = _run_sections(paths)
     if records.empty:
         summary = ". ".join([section.title for section in folders[:3]] or ["No results yet"]) + "."
-        sections = [*folders, *sections]
+        sections = folders + sections
     else:
-        summary, sections = headline(results), [*sections, *folders]
+        summary, sections = headline(results), sections + folders
     models = results.models
     default_title = " and ".join(filter(None, [", ".join(models[:-1]), *models[-1:]])) or "Results"
     if len(models) > 3:
@@ -180,21 +180,14 @@ def write_page(output: str | Path, report: Report, command: str = "", extras: Se
 def write_markdown(
     output: str | Path, report: Report, command: str = "", folder: str | Path | None = None
 ) -> list[Path]:
-    """Write a report as a short Markdown file, with its forest plots as PNG files.
-
-    Args:
-        folder: place of the figures, by default `figures/` beside the file. Their names begin with the file's name.
-
-    Returns:
-        The files that were written.
-    """
+    """Write a report as a short Markdown file, with its forest plots as PNG files in `folder`, by default `figures/`
+    beside the file; their names begin with the file's. Return the files that were written."""
     output = Path(output)
     figure_folder = Path(folder) if folder else output.parent / "figures"
-    written, images = [], []
+    written, images = [output], []
     for chart in report.charts:
-        file = write_figure(figure_folder / f"{output.stem}_{chart.name}.png", chart.figure)
-        written.append(file)
-        images.append(f"![{chart.title}]({Path(os.path.relpath(file, output.parent)).as_posix()})")
+        written.append(write_figure(figure_folder / f"{output.stem}_{chart.name}.png", chart.figure))
+        images.append(f"![{chart.title}]({Path(os.path.relpath(written[-1], output.parent)).as_posix()})")
     lines = [f"# {report.title}", "", report.headline, "", *(f"- {note}" for note in report.notes), ""]
     lines += [" ".join(images), "", report.charts[0].caption, ""] if images else []
     if report.table:
@@ -205,7 +198,7 @@ def write_markdown(
     lines += [f"`{command}`"] if command else []
     text = "\n".join(lines).rstrip()
     write_text(output, re.sub(r"\n{3,}", "\n\n", text) + "\n")
-    return [output, *written]
+    return written
 
 
 def write_charts(folder: str | Path, report: Report, kind: str = "png") -> list[Path]:
@@ -232,8 +225,7 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     """Make a section per run folder: how far the run is and how it was started. If there is only one, it is open."""
     runs = [read_run(run) for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
     sections = []
-    for run in runs:
-        facts = run_facts(run)
+    for run, facts in zip(runs, map(run_facts, runs), strict=True):
         table = Table("facts", "", pd.DataFrame(facts.items(), columns=["", run.name]))
         title = f"Run {run.name}: {facts['state']}, step {facts['step']}"
         sections.append(Section("run", title, tables=[table], open=len(runs) == 1))

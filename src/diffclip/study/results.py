@@ -38,6 +38,7 @@ from diffclip.training.run_folder import (
     describe_change,
     read_lines,
     read_starts,
+    write_lines,
 )
 
 if TYPE_CHECKING:
@@ -100,9 +101,9 @@ class StudyFolder:
                 results = with_chosen_rates(results, self.study, ended)
             write_table(self.path, results)
             curves = [row for row in read_lines(self.path / CURVES_FILE) if row["run"] != name]
-            _write_lines(self.path / CURVES_FILE, [*curves, curve])
+            write_lines(self.path / CURVES_FILE, [*curves, curve])
         self.runs[name] = line
-        _write_lines(self.path / RUNS_FILE, self.runs.values())
+        write_lines(self.path / RUNS_FILE, self.runs.values())
 
 
 def saved_curves(folders: Iterable[Path]) -> list[Row]:
@@ -132,11 +133,8 @@ def describe_run(
 ) -> tuple[Row, list[Record], Row]:
     """Describe the finished run in the folder `run`: its line, its records and its curve. `InputError` is raised if a
     file cannot be read, or if the run was never validated."""
-    steps, validations, starts = (
-        read_lines(run / METRICS_FILE),
-        read_lines(run / VALIDATION_FILE),
-        read_starts(run),
-    )
+    steps, validations = (read_lines(run / name) for name in (METRICS_FILE, VALIDATION_FILE))
+    starts = read_starts(run)
     if not starts:
         raise InputError(f"{run / ABOUT_FILE} is missing or damaged: remove {run}, and the run is made again")
     diverged = ended.diverged is not None
@@ -226,7 +224,3 @@ def _fixed_fields(spec: Family) -> dict[str, Any]:
     keys = ("arm", "against", "task", "dataset", "metric")
     fixed |= {f"endpoints.primary.{key}": primary.get(key) for key in keys}
     return fixed | {f"{name}.suite": (study.get(name) or {}).get("suite") for name in ("models", "ablations")}
-
-
-def _write_lines(file: Path, lines: Iterable[Row]) -> None:
-    write_text(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

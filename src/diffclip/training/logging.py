@@ -30,6 +30,7 @@ from diffclip.training.run_folder import (
     VALIDATION_FILE,
     read_lines,
     record_end,
+    write_lines,
 )
 
 Maker = Callable[[Path, Mapping[str, Any]], Any]
@@ -93,9 +94,10 @@ class RunLogger:
         from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
         self._run, self._label, self._steps, self.reached = run, label, steps, done
-        for name in (METRICS_FILE, VALIDATION_FILE):
-            check_writable(run / name)
-            drop_records_after(run / name, done)
+        for file in (run / METRICS_FILE, run / VALIDATION_FILE):
+            check_writable(file)
+            if file.is_file():  # also drops a line that was cut off
+                write_lines(file, [row for row in read_lines(file) if row["step"] <= done])
         self._loggers: dict[str, Any] = {}
         for name, make in (loggers or {}).items():
             with self._dropping(name):
@@ -229,13 +231,6 @@ def format_error(error: BaseException) -> str:
     """Describe `error` in one line, with its type unless it is a `DiffCLIPError`."""
     kind = "" if isinstance(error, DiffCLIPError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split()).removesuffix(":")
-
-
-def drop_records_after(file: Path, step: int) -> None:
-    """Remove the records after `step` from `file`, and a line that was cut off."""
-    if file.is_file():
-        rows = [row for row in read_lines(file) if row["step"] <= step]
-        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,6 +193,11 @@ def read_lines(path: Path) -> list[Row]:
         with suppress(ValueError):
             rows.append(json.loads(line))
     return rows
+
+
+def write_lines(path: Path, rows: Iterable[Row]) -> None:
+    """Write JSON objects, one per line, whole or not at all."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def curve_of(folder: str | Path, points: int = 300) -> Row:
