@@ -342,18 +342,13 @@ def named_config(name: str, image_size: int | None = None) -> CLIPConfig:
 
 
 def variant_of(config: CLIPConfig) -> str:
-    """Return the variant with the attentions, λ_init and parts of `config`; "custom" if there is none."""
-    return next((name for name, variant in VARIANTS.items() if _is_variant(config, variant)), "custom")
-
-
-def _is_variant(config: CLIPConfig, variant: Variant) -> bool:
-    """Compare the settings in which variants differ; λ_init and parts count only if a tower has them."""
-    theirs = {"lambda_init": config.lambda_init, **dict(config.differential)}
-    return (config.vision.attention, config.text.attention, config.vision.registers) == (
-        variant.vision,
-        variant.text,
-        variant.registers,
-    ) and all(getattr(variant, option) == theirs[option] for option in config.layer_options)
+    """Return the variant with the attentions, λ_init and parts of `config`; "custom" if there is none. λ_init and parts
+    count only if a tower has them."""
+    vision, parts = config.vision, {"lambda_init": config.lambda_init, **dict(config.differential)}
+    ours = {"vision": vision.attention, "text": config.text.attention, "registers": vision.registers}
+    ours |= {name: parts[name] for name in config.layer_options}
+    fitting = (name for name, variant in VARIANTS.items() if ours.items() <= variant._asdict().items())
+    return next(fitting, "custom")
 
 
 def name_of(config: CLIPConfig) -> str:

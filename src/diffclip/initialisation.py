@@ -61,7 +61,8 @@ def _start(
         name: str, shape: Iterable[int], std: float | None = None, seed_name: str | None = None
     ) -> Tensor:
         start = torch.empty(tuple(shape), dtype=torch.float32, device=device)
-        generator = _generator(seed, seed_name or name)
+        key = hashlib.sha256(f"{seed}/{seed_name or name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
         if std is not None:
             return start.normal_(0, std, generator=generator)
         _draw(start, name, config, init, generator)
@@ -90,11 +91,6 @@ class _LayerStart(NamedTuple):
 
     def __call__(self, name: str, shape: Iterable[int], std: float | None = None) -> Tensor:
         return self.draw(self.prefix + name, shape, std)
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
 
 
 def _draw(t: Tensor, name: str, config: CLIPConfig, init: str, g: torch.Generator) -> None:

@@ -72,12 +72,10 @@ class CLIP(nn.Module):
     def lambdas(self) -> dict[str, Tensor]:
         """Return λ of each layer by tower, as detached float32 [layers]. The shape is [0] for layers
         without a λ of their own: plain layers, and those of V2, whose λ depends on the token."""
-        lambdas = {}
+        lambdas, none = {}, torch.empty(0, device=self.logit_scale.device)
         for tower, layers in self.attention_layers().items():
-            values = [
-                layer.current_lambda().detach() for layer in layers if isinstance(layer, LambdaAttention)
-            ]
-            lambdas[tower] = torch.stack(values) if values else torch.empty(0, device=self.logit_scale.device)
+            values = [layer.current_lambda() for layer in layers if isinstance(layer, LambdaAttention)]
+            lambdas[tower] = torch.stack(values).detach() if values else none
         return lambdas
 
     def set_attention_backend(self, name: str) -> None:
@@ -106,11 +104,8 @@ class CLIP(nn.Module):
 
     def set_context_length(self, context_length: int) -> None:
         """Take texts of up to `context_length` tokens from now on. Positions are interpolated to be more, and the first
-        ones are kept to be fewer: texts begin at the first position, so that shorter texts keep their features.
-
-        Raises:
-            InputError: fewer than the start and the end of a text.
-        """
+        ones are kept to be fewer: texts begin at the first position, so that shorter texts keep their features. Fewer
+        than the start and the end of a text raise `InputError`."""
         fields, positions = self.config.model_dump(), self.positional_embedding
         fields["text"]["context_length"] = context_length
         self.config = parse_config(fields, f"texts of {context_length} tokens")

@@ -27,10 +27,7 @@ _loading: set[str] = set()  # sources that were imported or are being imported
 
 def load_plugin(source: str, folder: Path | None = None) -> None:
     """Import the plugin `source`, a file FILE.py (beside `folder`'s files, else by its path) or a module, once.
-
-    Raises:
-        InputError: there is no such file or module, it fails, or another file of this name is a plugin already.
-    """
+    `InputError` is raised if it is missing or fails, or if another plugin has its name."""
     file = None
     if source.endswith(".py") or os.sep in source:
         file = folder / source if folder is not None and (folder / source).is_file() else Path(source)
@@ -82,13 +79,11 @@ def find_registered(is_known: Callable[[], bool]) -> bool:
     if is_known():
         return True
     load_inherited()
-    if is_known():
-        return True
-    for entry in entry_points(group=GROUP):
+    for entry in () if is_known() else entry_points(group=GROUP):
         load_plugin(entry.module)
         if is_known():
-            return True
-    return False
+            break
+    return is_known()
 
 
 def load_inherited() -> None:
@@ -104,11 +99,7 @@ def loaded_plugins() -> dict[str, str]:
 
 def load_listed(plugins: Iterable[str] | Mapping[str, str], source: Path) -> None:
     """Load the plugins that a recipe or study lists. For the digests in a run's recipe, load nothing, and check that
-    these plugins are loaded.
-
-    Raises:
-        InputError: a plugin cannot be loaded, or one with a digest is missing or has changed.
-    """
+    these plugins are loaded and have not changed. `InputError` is raised if a plugin cannot be loaded or fails this."""
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
         raise InputError(f"{source}: plugins {plugins!r} is not a list: write [{plugins}]")
     if not isinstance(plugins, Mapping):

@@ -64,12 +64,18 @@ class EvalTransform:
         return [self.image_size, self.resize, self.preprocess.interpolation]
 
 
-def normalize(images: Tensor, preprocess: PreprocessConfig) -> Tensor:
-    """Scale images, uint8 [B, 3, H, W] or [3, H, W], to [0, 1], subtract the mean and divide by the standard deviation.
+def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None = None) -> Tensor:
+    """Scale images to [0, 1], subtract the mean and divide by the standard deviation, in float32.
 
-    The arithmetic is torchvision's `ToTensor` and `Normalize`, float32, bit for bit, on the device of `images`.
+    The arithmetic is torchvision's `ToTensor` and `Normalize`, bit for bit, on the device of `images`.
+
+    Args:
+        images: uint8 [B, 3, H, W] or [3, H, W].
+        preprocess: gives mean and standard deviation.
+        out: tensor for the result; None: a new one. On a CPU, new memory for a batch takes longer than the arithmetic,
+            so a loop should reuse one tensor. A GPU's allocator reuses memory by itself.
     """
-    result = torch.empty(images.shape, device=images.device)
+    result = torch.empty(images.shape, device=images.device) if out is None else out
     mean, std = _statistics(preprocess.mean, preprocess.std, images.device)
     # One image at a time stays in the cache of a CPU through all three steps.
     is_split = images.ndim == 4 and images.device.type == "cpu"

@@ -79,7 +79,8 @@ def test_check_finds_every_odd_sample(found: Check, odd: Path) -> None:
 
 def test_check_is_the_same_with_workers_and_can_draw_a_sample(found: Check, odd: Path) -> None:
     counts: list[int] = []
-    assert check(Pairs(str(odd)), workers=2, advance=counts.append) == found
+    counted = check(Pairs(str(odd)), workers=2, progress=lambda what, done, total: counts.append(done))
+    assert counted == found
     assert sum(counts) == 44
     first, again = (check(Pairs(str(odd)), sample=10) for _ in range(2))
     assert (first.usable, first.read) == (44, 10)

@@ -62,11 +62,12 @@ def test_crops_match_those_of_pillow(preprocess: PreprocessConfig) -> None:
         assert int((transform(pixels(image), seed).int() - expected.int()).abs().max()) <= 2
 
 
-def test_a_batch_is_normalized_and_stays_as_it_is() -> None:
+def test_a_batch_is_normalized_into_a_buffer_and_stays_as_it_is() -> None:
     ordinary = v1.Compose([v1.ToTensor(), v1.Normalize(OPENAI.mean, OPENAI.std)])
     photos = [noise(), noise().rotate(180)]
-    images = torch.stack([pixels(photo) for photo in photos])
-    assert torch.equal(normalize(images, OPENAI), torch.stack([ordinary(photo) for photo in photos]))
+    images, buffer = torch.stack([pixels(photo) for photo in photos]), torch.full((2, 3, 60, 90), 7.0)
+    assert normalize(images, OPENAI, out=buffer) is buffer
+    assert torch.equal(buffer, torch.stack([ordinary(photo) for photo in photos]))
     assert torch.equal(images[0], pixels(photos[0]))
 
 

@@ -220,9 +220,8 @@ def check(
     pairs = Pairs(shards, PairKeys(image_key, text_key, caption_key, "whole" if whole else "lines"))
     from diffclip.data.check import check as look
 
-    total = min(sample or len(pairs), len(pairs))
-    with show_progress("Reading") as advance:
-        result = look(pairs, sample, workers or cores(), lambda done: advance("samples", done, total))
+    with show_progress("Reading") as progress:
+        result = look(pairs, sample, workers or cores(), progress)
     print_table(("", "value"), "ll", _rows(result))
     unreadable = [*result.images_broken, *result.captions_broken]
     for label, faults in (("Skipped", result.skipped), ("Unreadable", unreadable), ("Notes", result.notes)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from diffclip.config import TextConfig
 from diffclip.data.pairs import Pairs
-from diffclip.data.workers import map_processes
+from diffclip.data.workers import Progress, map_processes
 from diffclip.errors import Fault, InputError
 from diffclip.tokenizer import Tokenizer
 
@@ -59,14 +59,14 @@ def check(
     pairs: Pairs,
     sample: int | None = None,
     workers: int = 0,
-    advance: Callable[[int], None] = lambda done: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Check:
     """Read all samples, or a part of them, and count their contents.
 
     Args:
         sample: how many samples to draw at random; None, or more than there are: all samples.
         workers: processes that read; 0 reads in this process.
-        advance: called with the number of samples read since the last call.
+        progress: called with "samples", the number read since the last call, and the number to read.
 
     Raises:
         InputError: no sample can be trained on, or a shard does not exist.
@@ -80,7 +80,7 @@ def check(
     parts: list[tuple[NDArray[Any], NDArray[Any], list[Fault]]] = []
     for part in map_processes(read, chunks, workers):
         parts.append(part)
-        advance(len(part[0]) + len(part[2]))
+        progress("samples", len(part[0]) + len(part[2]), len(numbers))
     samples, tokens = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
     faults = [fault for part in parts for fault in part[2]]
     if not len(samples):

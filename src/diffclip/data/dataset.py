@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,15 +176,5 @@ def dataset_set(
         is_there = train is not None and other == "train"
         return dataset_set(train, other, name, names, templates) if is_there else None
 
-    return EvaluationSet(
-        name,
-        split,
-        "classification",
-        names,
-        list(templates),
-        source,
-        numbers,
-        labels,
-        faults=faults,
-        beside=beside,
-    )
+    data = EvaluationSet(name, split, "classification", names, list(templates), source, numbers, labels)
+    return replace(data, faults=faults, beside=beside)

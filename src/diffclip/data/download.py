@@ -68,16 +68,14 @@ def fetch(repository: str, folder: Path, patterns: Sequence[str] | None = None) 
         raise InputError(f"{folder} holds files of another origin: move it, or choose another --root")
     with explain_errors(f"cannot fetch {HUB}/{repository}", _ADVICE, DiffCLIPError):
         snapshot_download(repository, repo_type="dataset", allow_patterns=patterns, local_dir=folder)
-    headers = {
-        path: index.header for path, index in open_indexes(folder.rglob("*.tar"), tables=False).items()
-    }
-    broken = [path for path, header in headers.items() if header.faults]
+    indexes = open_indexes(folder.rglob("*.tar"), tables=False)
+    broken = [path for path, index in indexes.items() if index.header.faults]
     for path in broken:
         path.unlink()
     if broken:
         problem = f"{len(broken)} shards were broken and are removed"
         raise DiffCLIPError(f"{HUB}/{repository}: {problem}: start again")
-    return sum(sum(header.counts) for header in headers.values())
+    return sum(sum(index.header.counts) for index in indexes.values())
 
 
 def prepare_list(name: str, folder: Path) -> Path:

@@ -152,9 +152,8 @@ def _read_headers(file: IO[bytes], length: int, entries: list[Entry], unread: li
             whole = True
     position = file.seek(min(tar.offset, length))
     end = file.read(_PADDING + 1)
-    if whole and BLOCK <= len(end) <= _PADDING and not end.strip(b"\0"):
-        return None
-    return position
+    is_end = BLOCK <= len(end) <= _PADDING and not end.strip(b"\0")
+    return None if whole and is_end else position
 
 
 def write_index(file: Path, index: Index) -> None:
@@ -220,9 +219,8 @@ def open_indexes(paths: Iterable[Path], tables: bool = True) -> dict[Path, Index
     without an index."""
     found = {path: _find_index(path, tables) for path in paths}
     todo = [path for path, index in found.items() if index is None]
-    if (
-        len(todo) > 8
-    ):  # fewer are done before other processes would have started; threads would not run in parallel
+    # fewer are done before other processes would have started; threads would not run in parallel
+    if len(todo) > 8:
         print(f"diffclip: indexing {len(todo)} shards, once", file=sys.stderr, flush=True)
         found |= zip(todo, map_processes(open_index, todo, min(cores(), len(todo))), strict=True)
     return {path: index or open_index(path) for path, index in found.items()}

@@ -96,9 +96,8 @@ class CaptionLoader:
         pin_memory: bool = False,
     ) -> None:
         if batch_size % world:
-            advice = f"make it a multiple of {world}"
             raise InputError(
-                f"batch_size {batch_size} cannot be shared equally by {world} processes: {advice}"
+                f"batch_size {batch_size} cannot be shared equally by {world} processes: make it a multiple of {world}"
             )
         tars = pairs.tars
         self.pairs, self.samples, self.faults = pairs, tars.layout.per_epoch, tars.faults

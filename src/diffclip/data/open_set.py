@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from diffclip.data.choices import open_choices
 from diffclip.data.evaluation_set import EvaluationSet, Kind, read_answers
@@ -121,14 +121,12 @@ def _open_classes(name: str, split: str, kind: Kind, shards: list[Path], folder:
     data = EvaluationSet(name, split, kind, classnames, templates, tars, indices, labels, faults=faults)
     if labels and (empty := [classnames[n] for n in sorted(set(range(len(classnames))) - set(labels))]):
         which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
-        _note(data, folder / split, f"{which}: mean_per_class_recall is over the others")
+        reason = f"{which}: mean_per_class_recall is over the others"
+        data.faults.append(Fault(str(folder / split), reason, "note"))
     if not _lines(folder / _TEMPLATES):
-        _note(data, folder, f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken")
+        reason = f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken"
+        data.faults.append(Fault(str(folder), reason, "note"))
     return data
-
-
-def _note(data: EvaluationSet, path: Path, reason: str) -> None:
-    data.faults.append(Fault(str(path), reason, "note"))
 
 
 def _tars(shards: list[Path], name: str, ending: str) -> TarSet:
@@ -172,8 +170,7 @@ def _templates(folder: Path) -> list[str]:
 
 
 def _declared_kind(folder: Path) -> Kind:
-    known: tuple[Kind, ...] = ("classification", "retrieval", "masks", "segmentation", "sugarcrepe")
-    kinds: dict[str, Kind] = {kind: kind for kind in known}
+    kinds: dict[str, Kind] = {kind: kind for kind in get_args(Kind) if kind != "mmvp"}
     name = " ".join(_lines(folder / "dataset_type.txt")).lower() or "classification"
     if name not in kinds:
         raise InputError(
@@ -199,10 +196,10 @@ def _shards(folder: Path, split: str) -> list[Path]:
         choice = f"choose from {', '.join(splits)}" if splits else "give a folder of folders with .tar shards"
         raise InputError(f"{folder} has no split {split!r}: {choice}")
     if not has_shards(folder, split) and image_files(split_folder):
-        advice = (
-            "give them to diffclip.evaluate as a dataset, such as torchvision's ImageFolder of class folders"
+        raise InputError(
+            f"{split_folder} holds image files, and no .tar shards: give them to diffclip.evaluate as a dataset, such as "
+            "torchvision's ImageFolder of class folders"
         )
-        raise InputError(f"{split_folder} holds image files, and no .tar shards: {advice}")
     shards, lines = tar_files(split_folder), _lines(split_folder / "nshards.txt")
     if lines and lines[0] != str(len(shards)):
         raise InputError(

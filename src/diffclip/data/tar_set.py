@@ -71,10 +71,8 @@ class TarSample(NamedTuple):
         its samples were counted (other changes are not seen), and `OSError` if it cannot be read."""
         shard, contents = self.shard, {}
         if self.row >= len(shard.keys):
-            reason = next(
-                iter(shard.header.faults), "has changed since its samples were counted: start again"
-            )
-            raise InputError(f"{self.name} {reason}")
+            reasons = (*shard.header.faults, "has changed since its samples were counted: start again")
+            raise InputError(f"{self.name} {reasons[0]}")
         # keep a reference, so that another thread cannot close the file by evicting it from the cache
         file = shard.file or _open_file(shard.path, shard.header.stamp)
         positions = shard.positions[self.row].tolist()
@@ -145,11 +143,9 @@ class TarSet:
             if lacks and self.window is None:
                 self.faults += _name_incomplete(indexes[Path(url)], lacks)
             elif lacks:
-                count, names = (
-                    sum(header.counts[shape] for shape in lacks),
-                    [name for name, _ in members.needed],
-                )
-                reason = f"holds {count} sample{'s' * (count != 1)} without {' or '.join(names)}"
+                count = sum(header.counts[shape] for shape in lacks)
+                needed = " or ".join(name for name, _ in members.needed)
+                reason = f"holds {count} sample{'s' * (count != 1)} without {needed}"
                 self.faults.append(Fault(name, f"{reason} (the first {lacks[min(lacks)]})"))
         self._bounds = np.cumsum([0, *(shard.samples for shard in self._shards)])
         sizes = {shard.url: shard.samples for shard in self._shards}

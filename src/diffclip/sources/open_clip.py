@@ -70,14 +70,11 @@ def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedMo
         for tower, key, part in (*parts, ("text", "hf_tokenizer_name", "tokenizer")):
             if only_clip and (found := config.get(f"{tower}_cfg", {}).get(key)):  # check before the download
                 raise refuse(source, f"the {tower} {part} {found} of another library")
-        repository, _, file = (
-            open_clip.get_pretrained_cfg(architecture, weights).get("hf_hub", "").rpartition("/")
-        )
+        tag = open_clip.get_pretrained_cfg(architecture, weights)
+        repository, _, file = tag.get("hf_hub", "").rpartition("/")
         if repository:
-            names = (
-                [file, f"{Path(file).stem}.safetensors"] if file else [HF_WEIGHTS_NAME, HF_SAFE_WEIGHTS_NAME]
-            )
-            check_reachable(repository, source, *names)
+            own = [file, f"{Path(file).stem}.safetensors"]
+            check_reachable(repository, source, *(own if file else [HF_WEIGHTS_NAME, HF_SAFE_WEIGHTS_NAME]))
     with silence_warnings(), explain_errors(f"{source} cannot be read", WAY_OUT):
         try:
             model = open_clip.create_model(architecture, weights_only=True, **options)
@@ -140,17 +137,13 @@ def _is_quick(architecture: str) -> bool:
 
 
 def from_open_clip(model: nn.Module, source: str = "the model") -> CLIP:
-    """Convert a model of `open_clip.create_model` to ours, in float32 on the CPU.
-
-    Raises:
-        InputError: the model has a part that ours lacks (another tower, pooling, activation, LayerScale …).
-    """
+    """Convert a model of `open_clip.create_model` to ours, in float32 on the CPU. A part that ours lacks, as another
+    tower, pooling, activation or LayerScale, raises `InputError`."""
     their: Any = model
     visual: Any = getattr(model, "visual", None)
     text: Any = getattr(model, "text", model)
-    if getattr(visual, "proj", None) is None or not isinstance(
-        getattr(text, "text_projection", None), Tensor
-    ):
+    has_projections = isinstance(getattr(text, "text_projection", None), Tensor)
+    if getattr(visual, "proj", None) is None or not has_projections:
         raise refuse(source, f"the towers {type(visual).__name__} and {type(text).__name__}")
     fields: dict[str, Any] = {
         "embed_dim": visual.proj.shape[1],

@@ -68,8 +68,6 @@ _INTERPOLATIONS: dict[int, Literal["bilinear", "bicubic"]] = {
     Resampling.BICUBIC: "bicubic",
 }
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-
-
 _NAMES = (
     (r"^vision_model\.embeddings\.class_embedding$", "visual.cls_token"),
     (r"^vision_model\.embeddings\.position_embedding\.weight$", "visual.pos_embed"),
@@ -232,11 +230,8 @@ def load_transformers(place: str | Path, source: str = "") -> CLIP:
 
 
 def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
-    """Convert a `transformers.CLIPModel` to ours, in float32 on the CPU.
-
-    Raises:
-        InputError: the model is of another kind, or has a part that ours lacks.
-    """
+    """Convert a `transformers.CLIPModel` to ours, in float32 on the CPU. A model of another kind, or with a part that
+    ours lacks, raises `InputError`."""
     their: Any = model
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
@@ -260,19 +255,17 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
         "text": _sizes(text, source)
         | {"context_length": text.max_position_embeddings, "vocab_size": text.vocab_size},
     }
-    theirs = {
-        name: value.T if name.endswith("_projection.weight") else value
-        for name, value in model.named_parameters()
-    }
+    parameters = model.named_parameters()
+    theirs = {name: value.T if name in PROJECTIONS else value for name, value in parameters}
     converted = assemble(fields, theirs, _NAMES, source)
-    check_outputs(
-        converted,
-        model,
-        lambda images: their.get_image_features(images).pooler_output,
-        lambda tokens: their.get_text_features(tokens).pooler_output,
-        source,
-        end,
-    )
+
+    def image(images: Tensor) -> Any:
+        return their.get_image_features(images).pooler_output
+
+    def text(tokens: Tensor) -> Any:
+        return their.get_text_features(tokens).pooler_output
+
+    check_outputs(converted, model, image, text, source, end)
     return converted
 
 
