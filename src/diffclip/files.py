@@ -11,9 +11,10 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from diffclip.errors import InputError
 
@@ -171,6 +172,12 @@ def read_text(file: Path) -> str:
         raise InputError(f"cannot read {file} ({error}): it should be UTF-8 text") from error
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}; check the path") from error
+
+
+def read_json(file: Path) -> Any:
+    """Return what a JSON file holds; None if it is missing or damaged."""
+    with suppress(OSError, ValueError):
+        return json.loads(file.read_bytes())
 
 
 def write_text(target: str | Path, text: str) -> None:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from diffclip.attention.kernels import KERNELS_VERSION
 from diffclip.attention.sdpa import softmax
 from diffclip.errors import say_once
-from diffclip.files import cache_folder, write_text
+from diffclip.files import cache_folder, read_json, write_text
 
 __all__ = ["differential", "softmax", "why_not_fused"]
 
@@ -68,10 +68,8 @@ def verdict_file(name: str) -> Path:
 @functools.cache
 def _read_verdicts(file: Path) -> dict[str, str | None]:
     """Return the verdicts in `file`; none if it is missing or damaged."""
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    verdicts = read_json(file)
+    return verdicts if isinstance(verdicts, dict) else {}
 
 
 def keep_verdict(name: str, dtype: str, why_not: str | None) -> Path:

@@ -197,8 +197,8 @@ def _shards(folder: Path, split: str) -> list[Path]:
         raise InputError(f"{folder} has no split {split!r}: {choice}")
     if not has_shards(folder, split) and image_files(split_folder):
         raise InputError(
-            f"{split_folder} holds image files, and no .tar shards: give them to diffclip.evaluate as a dataset, such as "
-            "torchvision's ImageFolder of class folders"
+            f"{split_folder} holds image files, and no .tar shards: give them to diffclip.evaluate as a dataset, such "
+            "as torchvision's ImageFolder of class folders"
         )
     shards, lines = tar_files(split_folder), _lines(split_folder / "nshards.txt")
     if lines and lines[0] != str(len(shards)):

@@ -82,9 +82,8 @@ def _averages(records: Sequence[Record]) -> list[Record]:
             bases = parts
             parts = [base for base in bases if base.dataset == _IMAGENET] or bases
         averages += [_mean(own, SIX_TASKS, panel, AVERAGE, draw) for draw, own in _by_draw(parts).items()]
-    shifts = {
-        base.dataset: [one for one in accuracies if base_of(one.dataset) == base.dataset] for base in bases
-    }
+    names = dict.fromkeys(base.dataset for base in bases)
+    shifts = {name: [one for one in accuracies if base_of(one.dataset) == name] for name in names}
     shifts = {base: own for base, own in shifts.items() if own}
     for own in list(shifts.values())[:1]:  # the paper's panel is about one base
         averages.append(_mean(own, SIX_TASKS, "out of domain", AVERAGE))

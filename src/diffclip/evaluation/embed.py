@@ -82,8 +82,7 @@ def embed_texts(
 
 def check_embeddings(features: Tensor, kind: str) -> Tensor:
     """Return the embeddings [N, D] of `kind` ("images", "texts"), or raise `NotFiniteError`."""
-    broken = int((~features.isfinite()).any(1).sum())
-    if broken:
+    if broken := int((~features.isfinite()).any(1).sum()):
         raise NotFiniteError(
             f"the embeddings of {broken} of {len(features)} {kind} are not finite numbers: the model's weights are "
             "damaged or its training diverged, use another checkpoint"
@@ -218,10 +217,8 @@ class Setting(Generic[AnySet]):
         """Compute the features of a split of the set; its broken images join the faults of the tested split."""
         if data.classnames != self.data.classnames:
             # shards and the publisher's files may number the same classes in another order
-            raise InputError(
-                f"{data.name}: {data.split} and {self.data.split} have different classes: "
-                "use shards or files for both"
-            )
+            splits = f"{data.split} and {self.data.split}"
+            raise InputError(f"{data.name}: {splits} have different classes: use shards or files for both")
         encoded = self.encoded(data)
         labels = torch.tensor([data.labels[position] for position in encoded.positions])
         return Features(f"{data.name}/{data.split}", encoded.features, labels)
@@ -243,10 +240,8 @@ class Features(NamedTuple):
     def check(self, classnames: Sequence[str], least: int, purpose: str) -> None:
         """Raise `InputError` for a class with fewer than `least` images."""
         counts = torch.bincount(self.labels, minlength=len(classnames)).tolist()
-        short = [
-            f"{name!r} has {count}" for name, count in zip(classnames, counts, strict=True) if count < least
-        ]
-        if short:
+        pairs = zip(classnames, counts, strict=True)
+        if short := [f"{name!r} has {count}" for name, count in pairs if count < least]:
             note = f" ({len(short)} classes have too few)" if len(short) > 1 else ""
             raise InputError(
                 f"{self.name}: class {short[0]} images{note}, and {least} are needed {purpose}: add some, or leave "

@@ -139,9 +139,8 @@ class Family(BaseModel):
         """The endpoints, the primary one first; a secondary endpoint of the primary measure is the same."""
         primary, rest = self.endpoints.primary, self.endpoints.secondary or ()
         first = [primary.endpoint] if primary else []
-        return list(
-            dict.fromkeys([*first, *(one for one in rest if not any(_is_same(one, own) for own in first))])
-        )
+        others = [one for one in rest if not any(_is_same(one, own) for own in first)]
+        return list(dict.fromkeys(first + others))
 
     def count_missing(self, ended: Collection[tuple[str, int]]) -> int:
         """Count the planned runs of the family's arms without those that have `ended`, by arm and seed."""

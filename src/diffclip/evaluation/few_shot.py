@@ -28,9 +28,8 @@ _EPISODES_AT_ONCE = 50  # 6 MB of features 512 wide, which fit into a core's cac
 
 def few_shot(setting: Setting[EvaluationSet]) -> list[Score]:
     """Measure `acc1` over episodes that learn from the split `train`."""
-    train, test = setting.train_and_test("few-shot")
     names = setting.data.classnames
-    score = score_episodes(train, test, names, setting.draw, setting.progress)
+    score = score_episodes(*setting.train_and_test("few-shot"), names, setting.draw, setting.progress)
     method = (
         f"{EPISODES} episodes of {WAY} classes, {SHOT} train images and up to {QUERIES} queries each; "
         f"{setting.feature_kind}, less the mean of the supports, unit length; nearest prototype, "

@@ -81,9 +81,8 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     order = np.argsort(positions, kind="stable")
     table = {key: torch.cat([values[key] for values in tables]).double()[order] for key in tables[0]}
     covered = torch.cat(coverages)
-    uniform = {
-        name: float(values.mean()) for name, values in _patches(torch.ones_like(covered), covered).items()
-    }
+    blank = _patches(torch.ones_like(covered), covered)
+    uniform = {name: float(values.mean()) for name, values in blank.items()}
     uniform["class_token"] = 1 / (1 + model.config.vision.registers + grid * grid)
 
     def chance(key: MapMetric) -> float:
@@ -93,7 +92,7 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
     scores = map_scores(table, chance, np.array(positions)[order])
     wording = "texts of the set" if prompt is None else f"text {prompt!r}"
     if setting.words:
-        wording += f" ({', '.join(f'{name}: {word}' for name, word in setting.words.items())})"
+        wording += f" ({', '.join(map(': '.join, setting.words.items()))})"
     method = (
         f"{grid}×{grid} patches, each as object by how much the mask covers; ties count half; {wording}; relevance "
         "(Chefer et al., norm of heads held constant unless the map's name says otherwise) and Grad-ECLIP of the last "
@@ -147,7 +146,7 @@ def _text_maps(model: CLIP, images: Tensor, texts: Tensor, contrast: Tensor | No
         for name, values in found.items():
             full = OWN_MINUS_OTHER if name == "relevance" else f"{name}, {OWN_MINUS_OTHER}"
             maps[full] = values[:, :count] - values[:, count:]
-    maps |= {IN_GRAPH: in_graph}
+    maps[IN_GRAPH] = in_graph
     maps |= {name: values[:, :count] for name, values in found.items() if name != "relevance"}
     return {name: values.flatten(2).flatten(0, 1).cpu() for name, values in maps.items()}
 

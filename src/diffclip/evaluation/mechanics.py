@@ -94,11 +94,9 @@ def _measure(model: Any, images: Tensor, texts: Tensor | None) -> _Measures:
         images = images.requires_grad_(differential)
         embedded = model.encode_image(images, normalize=True)
         check_embeddings(embedded.detach(), "images")
-        alignment = (
-            _gradient_cosine((embedded * texts).sum(), maps, images)
-            if texts is not None and differential
-            else None
-        )
+        alignment = None
+        if texts is not None and differential:
+            alignment = _gradient_cosine((embedded * texts).sum(), maps, images)
     measured: dict[tuple[str | None, str], list[Tensor]] = defaultdict(list)
     for layer, (side_by_side, weight), outputs in zip(maps, sums, tokens, strict=True):
         second = {} if layer.second is None else {"A1": layer.first, "A2": layer.second}

@@ -113,10 +113,8 @@ def open_pairs(folder: Path, name: str) -> EvaluationSet:
         raise InputError(f"{questions} has {len(keys)} rows, and each pair needs two: add the missing one")
     for row, (first, second) in enumerate(zip(patterns[::2], patterns[1::2], strict=True)):
         if first != second:
-            numbers = f"{2 * row + 1} and {2 * row + 2}"
-            raise InputError(
-                f"{questions}: rows {numbers} are a pair and name two patterns: give both the same"
-            )
+            rows = f"rows {2 * row + 1} and {2 * row + 2}"
+            raise InputError(f"{questions}: {rows} are a pair and name two patterns: give both the same")
     labels = [PATTERNS.index(pattern) for pattern in patterns]
     source, indices = FolderSource(image_folder, keys), list(range(len(keys)))
     return EvaluationSet(name, "test", "mmvp", list(PATTERNS), [], source, indices, labels, statements)

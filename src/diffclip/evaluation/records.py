@@ -164,18 +164,13 @@ def _digits(value: Any) -> Any:
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Read the records of a JSON-lines file (empty lines are skipped) or of a CSV file with its `protocols.yaml`.
-
-    Raises:
-        InputError: the file cannot be read, or a line is not a record (with file, line and field).
-    """
+    """Read the records of a JSON-lines file (empty lines are skipped) or of a CSV file with its `protocols.yaml`. A
+    file that cannot be read, or a line that is not a record, raises `InputError` (with file, line and field)."""
     path = Path(path)
     text = read_text(path)
-    return (
-        _parse_table(path, text)
-        if path.suffix == ".csv"
-        else parse_lines(text.split("\n"), Record, path, "record")
-    )
+    if path.suffix == ".csv":
+        return _parse_table(path, text)
+    return parse_lines(text.split("\n"), Record, path, "record")
 
 
 def _parse_table(path: Path, text: str) -> list[Record]:
@@ -195,9 +190,8 @@ def _parse_table(path: Path, text: str) -> list[Record]:
         given = {name: value for name, value in row.items() if value not in ("", None)}
         absent: dict[str, Any] = dict.fromkeys(("value", "low", "high", "seed"))
         absent["weights"] = "-s".join(given[name] for name in ("model", "seed") if name in given)
-        records.append(
-            _validated(Record, absent | protocols[key] | given, f"{path}, line {number}", "record")
-        )
+        fields = absent | protocols[key] | given
+        records.append(_validated(Record, fields, f"{path}, line {number}", "record"))
     return records
 
 
@@ -221,10 +215,9 @@ def parse_lines(lines: Iterable[str], kind: type[Parsed], path: str | Path, noun
 
 def _validated(kind: type[Parsed], content: Any, source: str, noun: str) -> Parsed:
     """Validate JSON or a mapping; raise `InputError` with the source and the field if it is not a `noun`."""
+    validate = kind.model_validate_json if isinstance(content, str) else kind.model_validate
     try:
-        if isinstance(content, str):
-            return kind.model_validate_json(content)
-        return kind.model_validate(content)
+        return validate(content)
     except ValidationError as error:
         raise InputError(f"{source} is not a {noun}: {explain(error)}") from error
 

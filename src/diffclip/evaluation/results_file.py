@@ -13,7 +13,7 @@ from diffclip.errors import InputError
 from diffclip.evaluation.averages import DERIVED, with_averages
 from diffclip.evaluation.records import Record, read_records, write_records
 from diffclip.evaluation.scores import Score
-from diffclip.files import hold_lock, write_text
+from diffclip.files import hold_lock, read_json, write_text
 
 _MEASUREMENT = ("model", "weights", "seed", "task", "dataset", "split", "templates")
 _TASK = (*_MEASUREMENT, "draw")
@@ -52,8 +52,8 @@ class ResultsFile:
     def _read(self) -> None:
         if self.path is not None and self.path.is_file():
             self._records = [record for record in read_records(self.path) if record.task not in DERIVED]
-            # without stamps, all tasks are measured again
-            self._stamps = _read_stamps(self.path)
+            stamps = read_json(_stamps_file(self.path))  # without stamps, all tasks are measured again
+            self._stamps = stamps if isinstance(stamps, dict) else {}
 
     @property
     def records(self) -> list[Record]:
@@ -98,23 +98,13 @@ class ResultsFile:
                     self._stamps[key] = stamp
                     self._write_stamps(path)
                 except (OSError, InputError) as error:
-                    raise UnwritableResultsError(
-                        f"{error}; earlier results are kept: run the command again when there is space"
-                    ) from error
+                    advice = "earlier results are kept: run the command again when there is space"
+                    raise UnwritableResultsError(f"{error}; {advice}") from error
         self._stamps[key] = stamp
         return records
 
     def _write_stamps(self, path: Path) -> None:
         write_text(_stamps_file(path), json.dumps(self._stamps))
-
-
-def _read_stamps(records: Path) -> dict[str, str]:
-    """Read the stamps by task; none if the file is missing or damaged, as the records are valid without it."""
-    try:
-        stamps = json.loads(_stamps_file(records).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return stamps if isinstance(stamps, dict) else {}
 
 
 def _stamps_file(records: Path) -> Path:

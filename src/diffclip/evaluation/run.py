@@ -94,11 +94,8 @@ def register_task(
     squash: bool = False,
     needs: Sequence[Need] = (),
 ) -> Callable[[TaskFunction], TaskFunction]:
-    """Make the decorated function the task `name` of `diffclip evaluate`; the arguments are the fields of `Task`.
-
-    Raises:
-        InputError: another task has this name.
-    """
+    """Make the decorated function the task `name` of `diffclip evaluate`; the arguments are the fields of `Task`. A
+    name that another task has raises `InputError`."""
     if name in TASKS:
         raise InputError(f"task {name!r} is registered already: choose another name")
 
@@ -132,25 +129,22 @@ def open_for(task: str | None, source: str | Path, split: str, root: Path | None
 
 
 def run_task(name: str | None, setting: Setting[Any]) -> list[Score]:
-    """Run task `name` (None: the set's default task); broken images are left out, see `data.faults`.
+    """Run task `name` (None: the set's default task); broken images are left out, see `data.faults`. A set of a kind
+    that the task does not read, of a single item, or otherwise unusable raises `InputError`.
 
     The facts of every score include the fields of its record about task, set and images.
-
-    Raises:
-        InputError: a set of a kind that the task does not read, of a single item, or otherwise unusable.
     """
     data = setting.data
     name = _pick_task(name, data)
     if len(data) < 2:
-        raise InputError(
-            f"{data.name}/{data.split} has a single item, which says nothing about a model: give more"
-        )
+        which = f"{data.name}/{data.split}"
+        raise InputError(f"{which} has a single item, which says nothing about a model: give more")
     transform = setting.preprocess
     if TASKS[name].squash:
         transform = _replace_fields(transform, resize="squash")
-    facts: dict[str, Any] = {"task": name, "dataset": data.name, "split": data.split}
     scores = TASKS[name].run(replace(setting, preprocess=transform))
-    return with_facts(scores, **facts, protocol=f"{scores[0].facts['protocol']}; {transform}")
+    protocol = f"{scores[0].facts['protocol']}; {transform}"
+    return with_facts(scores, task=name, dataset=data.name, split=data.split, protocol=protocol)
 
 
 def lacking(task: str, model: Any) -> str | None:

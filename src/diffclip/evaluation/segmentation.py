@@ -71,8 +71,7 @@ def count_pixels(cosines: Tensor, truth: Tensor) -> Tensor:
     Returns:
         int64 [3, K]: right pixels of the class, pixels that get the class, pixels of the class.
     """
-    size = (truth.shape[0], truth.shape[1])
-    maps = F.interpolate(cosines[None], size, mode="bilinear", align_corners=False)[0]
+    maps = F.interpolate(cosines[None], tuple(truth.shape), mode="bilinear", align_corners=False)[0]
     labeled = truth != NOT_LABELED
     true_classes, columns = truth[labeled], maps[:, labeled]
     true_cosines = columns.gather(0, true_classes[None])[0]

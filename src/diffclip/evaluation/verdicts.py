@@ -93,11 +93,8 @@ def write_verdicts(folder: Path, verdicts: pd.DataFrame) -> None:
 
 
 def read_verdicts(folder: Path) -> pd.DataFrame:
-    """Read the verdicts beside the results in `folder`.
-
-    Raises:
-        InputError: there are none, or they are of other results or of another spec.
-    """
+    """Read the verdicts beside the results in `folder`, or raise `InputError`: there are none, or they are of other
+    results or of another spec."""
     import pandas as pd
 
     file = folder / VERDICTS_FILE
@@ -108,20 +105,16 @@ def read_verdicts(folder: Path) -> pd.DataFrame:
             raise InputError(f"{file} is not of {of}: run diffclip report {folder}, which writes it")
     table = table.reindex(columns=list(_COLUMNS))
     texts = {name: table[name].astype(object).fillna("") for name in ("differs", "note")}
-    return table.assign(
-        **texts, of=table["of"].map(lambda names: tuple(names.split("; ")), na_action="ignore")
-    )
+    of = table["of"].map(lambda names: tuple(names.split("; ")), na_action="ignore")
+    return table.assign(**texts, of=of)
 
 
 def measure_key(fields: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a key that records and verdicts of one measure share."""
     import pandas as pd
 
-    values = (fields.get(name) for name in IDENTITY)
-    return tuple(
-        value if isinstance(value, (str, tuple)) or not pd.isna(value) else None  # NaN and NA are no values
-        for value in values
-    )
+    values = (fields.get(name) for name in IDENTITY)  # NaN and NA are no values
+    return tuple(value if isinstance(value, (str, tuple)) or not pd.isna(value) else None for value in values)
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -250,9 +243,7 @@ def _differences(*arms: pd.DataFrame) -> str:
         if name == "steps":  # the best checkpoint may be an earlier one
             known = [values[-1:] for values in known]
         if all(known) and known[0] != known[1]:
-            lists = [
-                ", ".join(f"{v}" if isinstance(v, str) else f"{v:,}" for v in values) for values in known
-            ]
+            lists = (", ".join(v if isinstance(v, str) else f"{v:,}" for v in values) for values in known)
             texts.append(f"{words} {' and '.join(lists)}")
     return "; ".join(texts)
 

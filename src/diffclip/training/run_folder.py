@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from diffclip.errors import InputError, hide_secrets
-from diffclip.files import explain_disk_errors, hold_lock, write_text
+from diffclip.files import explain_disk_errors, hold_lock, read_json, write_text
 from diffclip.training.recipe import FREE_KEYS, Recipe, read_recipe
 from diffclip.training.recipe_file import read_fields
 
@@ -114,10 +114,8 @@ def record_end(run: Path, how: str, step: int, peak_memory: int) -> None:
 
 def read_starts(run: Path) -> list[Row]:
     """Read the starts of `run`, oldest first; empty if `about.json` is missing or damaged."""
-    try:
-        return json.loads((run / ABOUT_FILE).read_text(encoding="utf-8"))["starts"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    about = read_json(run / ABOUT_FILE)
+    return about.get("starts", []) if isinstance(about, dict) else []
 
 
 def _write_starts(run: Path, starts: list[Row]) -> None:
