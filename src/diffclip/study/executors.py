@@ -114,9 +114,8 @@ class Slurm:
     def start(self, jobs: Sequence[Job]) -> None:
         """Submit an array of jobs, and keep their numbers."""
         files = [str(job.beside("job.json").absolute()) for job in jobs]
-        for job, submitted in zip(
-            jobs, self._executor.map_array(run_job_on_cluster, files) if files else (), strict=True
-        ):
+        array = self._executor.map_array(run_job_on_cluster, files) if files else ()
+        for job, submitted in zip(jobs, array, strict=True):
             job.beside("slurm").write_text(submitted.job_id, encoding="utf-8")
 
     def live(self) -> set[str]:

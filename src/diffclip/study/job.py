@@ -117,12 +117,8 @@ def run_job_on_cluster(file: str) -> None:
     if run_job(file) != StoppedError.exit_code:
         return
     number = os.environ["SLURM_JOB_ID"]
-    state = subprocess.run(
-        ["squeue", "--noheader", "--format=%T", f"--jobs={number}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["squeue", "--noheader", "--format=%T", f"--jobs={number}"]
+    state = subprocess.run(command, capture_output=True, text=True, check=False)
     if state.stdout.strip() == "RUNNING":
         print("saved; queued again", flush=True)
         subprocess.run(["scontrol", "requeue", number], check=True)
@@ -140,9 +136,8 @@ def _train_and_evaluate(job: Job) -> JobResult:
     loaded, seconds = load_with_origin(str(job.run)), 0.0
     loaded.model.to(job.device)
     results = ResultsFile(job.run / RESULTS_FILE)
-    for measured in run_entries(
-        loaded, job.entries, results, Sets(job.sets), range(_DRAWS), batch_size=_BATCH
-    ):
+    finished = run_entries(loaded, job.entries, results, Sets(job.sets), range(_DRAWS), batch_size=_BATCH)
+    for measured in finished:
         if measured.error:
             raise type(measured.error)(f"{measured.entry} failed: {measured.error}")
         print(f"{measured.entry}: {measured.seconds:.1f} s", flush=True)

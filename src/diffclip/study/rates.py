@@ -38,9 +38,7 @@ def with_chosen_rates(
     for arm, grid in grids.items():
         seeds = study.run_seeds(grid)
         if all((name, seed) in ended for name in grid.rates(arm) for seed in seeds):
-            by_rate = [
-                [record for record in by_model[name] if record.seed in seeds] for name in grid.rates(arm)
-            ]
+            by_rate = [[one for one in by_model[name] if one.seed in seeds] for name in grid.rates(arm)]
             kept += [
                 record.model_copy(update={"model": arm, "protocol": f"{record.protocol}; as {record.model}"})
                 for record in _choose(by_rate, study, len(seeds))

@@ -249,12 +249,9 @@ class Study(Part, Family):
         """Raise `ValueError` for a name that is no arm, nor an arm at one of its rates."""
         primary = self.endpoints.primary
         references = [(f"arm {name} is against", arm.against) for name, arm in self.arms.items()]
+        references += [(f"endpoints.primary.{key} is", getattr(primary, key)) for key in ("arm", "against")]
         references += [
-            ("endpoints.primary.arm is", primary.arm),
-            ("endpoints.primary.against is", primary.against),
-        ]
-        references += [
-            (f"contrasts[{number}] has", name) for number, pair in enumerate(self.contrasts) for name in pair
+            (f"contrasts[{i}] has", name) for i, pair in enumerate(self.contrasts) for name in pair
         ]
         references += [("sweep.arms has", name) for name in (self.sweep.arms if self.sweep else ())]
         for label, name in references:

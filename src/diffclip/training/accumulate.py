@@ -54,10 +54,12 @@ def backward_in_parts(
         (images[start : start + size], cut_texts(tokens[start : start + size], lengths[start : start + size]))
         for start in starts
     ]
-    states, outs = [], []
+    states, outs, on_gpu = [], [], images.device.type == "cuda"
     with torch.no_grad():
         for part in parts:
-            states.append(_generator_states(images.device))
+            states.append(
+                (torch.get_rng_state(), torch.cuda.get_rng_state(images.device) if on_gpu else None)
+            )
             outs.append(forward(*part))
     whole = {name: torch.cat([out[name] for out in outs]) for name in FEATURES}
     scalars = {name: value.detach().clone() for name, value in outs[0].items() if name not in FEATURES}
@@ -80,10 +82,6 @@ def cut_texts(tokens: Tensor, lengths: Sequence[int]) -> Tensor:
     """Cut tokens [B, L] to the longest of `lengths` [B], rounded up so that `compile` sees few shapes. A causal tower
     takes its features at the end of a text, and nothing behind the end reaches them."""
     return tokens[:, : _ROUND * -(-max(lengths) // _ROUND)]
-
-
-def _generator_states(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 @contextmanager

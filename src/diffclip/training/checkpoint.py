@@ -72,14 +72,10 @@ def save_checkpoint(
     folder, is_saved = gather(fabric, place)[0]
     if is_saved:
         return folder
-    states = {"cpu": torch.get_rng_state()}
+    own = {f"{fabric.global_rank}.cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state()
-    generators = {
-        f"{rank}.{name}": state
-        for rank, states in enumerate(gather(fabric, states))
-        for name, state in states.items()
-    }
+        own[f"{fabric.global_rank}.cuda"] = torch.cuda.get_rng_state()
+    generators = {name: state for states in gather(fabric, own) for name, state in states.items()}
     # the tensors of a sharded model are gathered in the first process
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights: Any = get_model_state_dict(model, options=options)
@@ -170,14 +166,14 @@ def choose_checkpoint(run: Path) -> Path | None:
     """
     damaged: dict[Path, str] = {}
     for folder in sorted((run / "checkpoints").glob("step_*"), reverse=True):
-        fault = find_damage(folder)
-        if fault is None:
-            for damaged_folder, message in damaged.items():
-                print(f"{message}: going on from {folder.name}", file=sys.stderr)
-                shutil.rmtree(damaged_folder, ignore_errors=True)
-            write_link(run / "checkpoints" / "last", folder)
-            return folder
-        damaged[folder] = f"{folder} is damaged ({fault})"
+        if fault := find_damage(folder):
+            damaged[folder] = f"{folder} is damaged ({fault})"
+            continue
+        for damaged_folder, message in damaged.items():
+            print(f"{message}: going on from {folder.name}", file=sys.stderr)
+            shutil.rmtree(damaged_folder, ignore_errors=True)
+        write_link(run / "checkpoints" / "last", folder)
+        return folder
     if damaged:
         raise InputError(f"{'; '.join(damaged.values())}: start a new run in another folder")
     return None

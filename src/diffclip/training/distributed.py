@@ -111,8 +111,7 @@ def average_small(fabric: Any, model: nn.Module) -> None:
     """Average over processes the gradients of the small parameters, which FSDP ignores; without FSDP, do nothing."""
     if fabric.world_size == 1 or not any(map(is_share, model.parameters())):
         return
-    grads = [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]
-    if grads:
+    if grads := [parameter.grad for parameter in small_parameters(model) if parameter.grad is not None]:
         flat_grads = torch.cat([grad.flatten() for grad in grads])
         torch.distributed.all_reduce(flat_grads)
         nn.utils.vector_to_parameters(flat_grads / fabric.world_size, grads)

@@ -123,8 +123,12 @@ class RunLogger:
                 self._loggers[name].finalize("failed" if error else "success")
         # the run's own error must not be hidden by one of a full disk
         with suppress(*[OSError, InputError] if error else []), explain_disk_errors(self._run):
+            # `ru_maxrss` is in bytes on macOS, else in KiB
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+                1 if sys.platform == "darwin" else 1024
+            )
             how = format_error(error) if error else FINISHED
-            record_end(self._run, how, self.reached, _peak_memory())
+            record_end(self._run, how, self.reached, torch.cuda.max_memory_allocated() or used)
 
     def step(self, record: dict[str, Any]) -> None:
         """Write and show one training step."""
@@ -203,12 +207,6 @@ def _wandb_logger(run: Path, settings: Wandb, done: int, config: Mapping[str, An
     )
     logger.log_hyperparams(dict(config))
     return logger
-
-
-def _peak_memory() -> int:
-    """Return the peak memory of this process in bytes: on its GPU if it uses one."""
-    unit = 1 if sys.platform == "darwin" else 1024  # `ru_maxrss` is in bytes on macOS, else in KiB
-    return torch.cuda.max_memory_allocated() or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _numbers(record: Mapping[str, Any], prefix: str, left_out: Iterable[str]) -> dict[str, float]:

@@ -100,7 +100,8 @@ class Trainer:
             self._waited += waited
             self.skipped |= dict.fromkeys(batch.faults)
             if asked_to_stop:
-                self._save_and_stop()
+                saved = f"step {progress.step}, saved in {self.save()}"
+                raise StoppedError(f"{self.run}: asked to stop at {saved}: go on with --resume")
             progress.batch += 1
             if not len(batch):  # all of its samples are broken
                 continue
@@ -178,9 +179,8 @@ class Trainer:
     def _log(self, epoch: int, lr: float, accuracy: Tensor, scale: Tensor) -> None:
         """Write the record of the step that has just been made."""
         lambdas = self.model.lambdas()
-        loss, norm, own_accuracy, scale_value, *layers = self._read_steps(
-            [accuracy, scale, *lambdas.values()]
-        )
+        numbers = self._read_steps([accuracy, scale, *lambdas.values()])
+        loss, norm, own_accuracy, scale_value, *layers = numbers
         [mean_accuracy] = mean_over_processes(self.fabric, [own_accuracy])
         seconds, values = time.perf_counter() - self._started, iter(layers)
         record = {
@@ -254,12 +254,6 @@ class Trainer:
         best = progress.best_score is None or score > progress.best_score
         progress.best_score = score if best else progress.best_score
         return best
-
-    def _save_and_stop(self) -> NoReturn:
-        step, folder = self.progress.step, self.save()
-        raise StoppedError(
-            f"{self.run}: asked to stop at step {step}, saved in {folder}: go on with --resume"
-        )
 
     def _give_up(self, step: int, reason: str) -> NoReturn:
         way_out = "start again with a lower lr, a longer warm-up or clip_grad_norm=1"

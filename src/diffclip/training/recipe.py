@@ -216,11 +216,8 @@ def read_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
 
 
 def parse_recipe(fields: Mapping[str, Any], source: str, changes: Iterable[str] = ()) -> Recipe:
-    """Make a recipe of `fields`; `source` names their file, and `changes` are the applied `key=value` words.
-
-    Raises:
-        InputError: unknown key, missing key, wrong type, unknown model or init, or sizes that do not fit together.
-    """
+    """Make a recipe of `fields`; `source` names their file, and `changes` are the applied `key=value` words. An unknown
+    or missing key, a wrong type, an unknown model or init, and sizes that do not fit together raise `InputError`."""
     if "language_model" in fields:
         raise InputError(f"{source} has a language model: use `diffclip vlm train`")
     if "models" in fields:

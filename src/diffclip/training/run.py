@@ -173,11 +173,11 @@ def open_training_data(
     are those of `TarSet` and `CaptionLoader`.
     """
     config, data = recipe.config(), recipe.data
-    pairs: Pairs | DatasetPairs = (
-        Pairs(data.train, _pair_keys(data), data.window, data.cache, data.cache_gb)
-        if dataset is None
-        else DatasetPairs(dataset)
-    )
+    pairs: Pairs | DatasetPairs
+    if dataset is not None:
+        pairs = DatasetPairs(dataset)
+    else:
+        pairs = Pairs(data.train, _pair_keys(data), data.window, data.cache, data.cache_gb)
     transform = TrainTransform(config.vision.image_size, config.preprocess, data.scale, data.flip)
     tokenizer, size, seed = Tokenizer(config.text), recipe.batch_size, recipe.seed
     if data.memory:
@@ -202,8 +202,7 @@ def _pair_keys(data: DataRecipe) -> PairKeys:
 
 def build_model(recipe: Recipe) -> CLIP:
     """Make the model of `recipe`, on the CPU, with fresh values and its parts frozen."""
-    config = recipe.config()
-    model = CLIP(config, init=recipe.init, attention_backend=recipe.attention_backend, seed=recipe.seed)
+    model = CLIP(recipe.config(), recipe.init, recipe.attention_backend, recipe.seed)
     model.set_grad_checkpointing(recipe.grad_checkpointing)
     freeze(model, recipe.freeze)
     return model
@@ -224,11 +223,11 @@ def load_initial_weights(model: CLIP, source: str) -> None:
     source that cannot be read raises `InputError`."""
     vision, text = model.config.vision, model.config.text
     saved = load_clip(source, image_size=vision.image_size, context_length=text.context_length)[0]
-    saved_preprocess, preprocess = saved.config.preprocess, model.config.preprocess
-    if (saved_preprocess.mean, saved_preprocess.std) != (preprocess.mean, preprocess.std):
+    theirs, ours = saved.config.preprocess, model.config.preprocess
+    if (theirs.mean, theirs.std) != (ours.mean, ours.std):
         raise InputError(
-            f"{source} was trained with mean {saved_preprocess.mean} and std {saved_preprocess.std}, "
-            f"not {preprocess.mean} and {preprocess.std}: choose the data.statistics it had"
+            f"{source} was trained with mean {theirs.mean} and std {theirs.std}, not {ours.mean} and {ours.std}: "
+            "choose the data.statistics it had"
         )
     check_same(model.config, saved.config, source)
     state = saved.state_dict()

@@ -122,11 +122,10 @@ def _score(model: CLIP, tokenizer: Tokenizer, shares: Sequence[_Share]) -> Valid
     counts = torch.tensor([count for share in shares for count in share.captions])
     partners = torch.arange(len(counts)).repeat_interleave(counts)
     recalls = retrieval_metrics(*retrieval_ranks(images, texts, partners))
-    examples = [example for share in shares for example in share.examples][:_WITH_MAPS]
-    inputs = {
-        "visual": torch.stack([image for image, _ in examples]),
-        "text": tokenizer([text for _, text in examples]),
-    }
+    pictured, described = zip(
+        *[pair for share in shares for pair in share.examples][:_WITH_MAPS], strict=True
+    )
+    inputs = {"visual": torch.stack(pictured), "text": tokenizer(described)}
     with evaluation_mode(model):
         correlation = {
             tower: correlation_by_layer(model, tower, tower_inputs).mean(0).tolist()
