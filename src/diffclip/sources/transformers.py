@@ -259,13 +259,13 @@ def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:
     theirs = {name: value.T if name in PROJECTIONS else value for name, value in parameters}
     converted = assemble(fields, theirs, _NAMES, source)
 
-    def image(images: Tensor) -> Any:
+    def encode_image(images: Tensor) -> Any:
         return their.get_image_features(images).pooler_output
 
-    def text(tokens: Tensor) -> Any:
+    def encode_text(tokens: Tensor) -> Any:
         return their.get_text_features(tokens).pooler_output
 
-    check_outputs(converted, model, image, text, source, end)
+    check_outputs(converted, model, encode_image, encode_text, source, end)
     return converted
 
 
