@@ -63,10 +63,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    *(demo, train, study, evaluate, classify, attend),
-    *(explore, report, convert, push, bench),
-):
+for command in (demo, train, study, evaluate, classify, attend, explore, report, convert, push, bench):
     app.command(command.__name__)(with_plugins(command))
 
 app.command("benchmark", context_settings=SETTINGS)(with_plugins(benchmark))

@@ -17,14 +17,7 @@ import numpy as np
 from diffclip.errors import InputError
 from diffclip.evaluation.family import Contrast, Endpoint, Family, Share
 from diffclip.evaluation.records import MEASURE
-from diffclip.evaluation.statistics import (
-    ALPHA,
-    above_chance,
-    compare_pooled,
-    compare_runs,
-    holm,
-    wilson,
-)
+from diffclip.evaluation.statistics import ALPHA, above_chance, compare_pooled, compare_runs, holm, wilson
 from diffclip.files import digest_of, read_text, write_text
 from diffclip.names import metric_of
 

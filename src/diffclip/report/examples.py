@@ -15,14 +15,7 @@ from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.zero_shot import true_text
 from diffclip.maps.attend import Prepared, attend
 from diffclip.maps.view import View
-from diffclip.report.attention import (
-    RELEVANCE_FLOOR,
-    Cell,
-    grid_figure,
-    model_rows,
-    model_view,
-    own_scales,
-)
+from diffclip.report.attention import RELEVANCE_FLOOR, Cell, grid_figure, model_rows, model_view, own_scales
 from diffclip.report.page import Extra
 
 _TOP = 5

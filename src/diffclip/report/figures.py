@@ -21,12 +21,7 @@ from diffclip.evaluation.averages import AVERAGE, MEAN_OF_SHIFTS, OUT_OF_DOMAIN,
 from diffclip.names import DATASETS
 from diffclip.report.compare import contrast_of, verdict_text
 from diffclip.report.frame import Results, measures_of, values_of
-from diffclip.report.labels import (
-    in_order,
-    is_share,
-    metric_label,
-    percent,
-)
+from diffclip.report.labels import in_order, is_share, metric_label, percent
 from diffclip.report.printed import paper_gains, paper_key
 from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
 

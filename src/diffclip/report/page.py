@@ -23,14 +23,7 @@ from matplotlib.figure import Figure
 from diffclip.evaluation.averages import DERIVED
 from diffclip.files import write_text
 from diffclip.report import figures, tables
-from diffclip.report.compare import (
-    ONE_RUN,
-    baselines_of,
-    cautions,
-    contrast_of,
-    headline,
-    is_tested,
-)
+from diffclip.report.compare import ONE_RUN, baselines_of, cautions, contrast_of, headline, is_tested
 from diffclip.report.figures import Chart
 from diffclip.report.frame import Results, headlines, read_results
 from diffclip.report.style import png_of, style, write_figure

@@ -7,12 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from diffclip.report.compare import (
-    contrast_of,
-    runs_text,
-    verdict_class,
-    verdict_text,
-)
+from diffclip.report.compare import contrast_of, runs_text, verdict_class, verdict_text
 from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.labels import TASK_LABELS, in_order, interval, is_share, p_text, percent
 from diffclip.report.printed import format_gain, paper_gains, paper_key
@@ -71,11 +66,7 @@ class Table:
 
 
 def comparison_table(
-    results: Results,
-    verdicts: pd.DataFrame,
-    title: str,
-    name: str = "comparison",
-    by: str = "label",
+    results: Results, verdicts: pd.DataFrame, title: str, name: str = "comparison", by: str = "label"
 ) -> Table:
     """Make a table of verdicts: values, difference, interval, p, runs and verdict, one row per comparison.
 

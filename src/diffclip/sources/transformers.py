@@ -16,14 +16,7 @@ import torch
 from PIL.Image import Resampling
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoTokenizer,
-    CLIPModel,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, CLIPModel, PreTrainedConfig
 from transformers.utils import logging
 from transformers.utils.hub import cached_file
 

@@ -21,15 +21,7 @@ from diffclip.names import Group
 from diffclip.scenes.write import draw_built_in, write_scenes
 from diffclip.study.executors import Local, Slurm
 from diffclip.study.folds import write_folds
-from diffclip.study.grid import (
-    Planned,
-    choose,
-    grid_runs,
-    plan,
-    seconds_of_runs,
-    settings_digest,
-    sweep_runs,
-)
+from diffclip.study.grid import Planned, choose, grid_runs, plan, seconds_of_runs, settings_digest, sweep_runs
 from diffclip.study.job import Job, JobResult
 from diffclip.study.results import StudyFolder, describe_run
 from diffclip.study.site import SCENES, Site, entries_of
@@ -56,11 +48,7 @@ class Tally:
 
 
 def run_study(
-    study: Study,
-    site: Site,
-    say: Callable[[str], None],
-    groups: Collection[Group],
-    executor: Local | Slurm,
+    study: Study, site: Site, say: Callable[[str], None], groups: Collection[Group], executor: Local | Slurm
 ) -> Tally:
     """Do the runs of `groups` that are not finished.
 

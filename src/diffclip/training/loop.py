@@ -23,12 +23,7 @@ from diffclip.errors import DiffCLIPError, DivergedError, Fault, InputError, Not
 from diffclip.preprocess import normalize
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.checkpoint import RunProgress, save_checkpoint
-from diffclip.training.distributed import (
-    agreed_batches,
-    clip_gradients,
-    gather,
-    mean_over_processes,
-)
+from diffclip.training.distributed import agreed_batches, clip_gradients, gather, mean_over_processes
 from diffclip.training.losses import ACCURACY, accuracy_of, collect_logits, make_criterion
 from diffclip.training.optimizer import MAX_LOGIT_SCALE, is_share, learning_rate
 from diffclip.training.recipe import Recipe

@@ -48,13 +48,7 @@ from diffclip.training.logging import RunLogger, check_loggers, logger_makers
 from diffclip.training.loop import Trainer
 from diffclip.training.optimizer import freeze, make_optimizer
 from diffclip.training.recipe import DataRecipe, Recipe, read_recipe
-from diffclip.training.run_folder import (
-    RECIPE_FILE,
-    add_start,
-    check_folder,
-    is_started,
-    lock_folder,
-)
+from diffclip.training.run_folder import RECIPE_FILE, add_start, check_folder, is_started, lock_folder
 from diffclip.training.stopping import StopRequest
 from diffclip.training.validation import validate
 from diffclip.weights import check_fit, check_same, load_weights
