@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from diffclip.attention.differential import LambdaAttention
 from diffclip.attention.heads import split_heads
 from diffclip.attention.module import StartingValues
-from diffclip.attention.paired import PairedAttention
 from diffclip.attention.registry import register_attention
 
 
 @register_attention("differential-added")
-class AddedDifferentialAttention(LambdaAttention, PairedAttention):
+class AddedDifferentialAttention(LambdaAttention):
     """Plain attention with `q2_proj` and `k2_proj` for a second map; λ_init is 0."""
 
     lambda_init = 0.0

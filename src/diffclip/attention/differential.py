@@ -14,18 +14,17 @@ from torch import Tensor, nn
 from diffclip.attention.dispatch import differential_attention
 from diffclip.attention.head_norm import HEAD_NORM_EPS, NormedAttention
 from diffclip.attention.heads import split_heads
-from diffclip.attention.module import OutputAndMaps, PublishedNames, SelfAttention, StartingValues
+from diffclip.attention.module import PublishedNames, StartingValues
+from diffclip.attention.paired import PairedAttention
 from diffclip.attention.registry import register_attention
 
 LAMBDA_VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 _SPLIT = {"qkv.": ("q_proj.", "k_proj.", "v_proj.")}
 
 
-class LambdaAttention(SelfAttention):
+class LambdaAttention(PairedAttention):
     """Attention whose layer has one λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init, shared by its heads (paper Section
     3.2, after Differential Transformer, arXiv:2410.05258, Section 2.1)."""
-
-    is_differential = True
 
     def add_lambda_vectors(self, device: torch.device | None) -> None:
         """Make the four vectors from which λ is computed."""
@@ -77,13 +76,12 @@ class DifferentialAttention(LambdaAttention, NormedAttention):
         super().__init__(dim, num_heads, device=device, **rest)
         self.add_lambda_vectors(device)
 
-    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Project x [B, N, C] to queries and keys [B, 2·H, N, d] in adjacent pairs, values [B, H, N, 2·d], and λ."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return *split_heads(self.qkv(x), self.num_heads, self.num_heads // 2), self.current_lambda()
 
     def _attend(self, x: Tensor, causal: bool) -> Tensor:
         out = differential_attention(
-            *self._pairs(x),
+            *self.project(x),
             causal=causal,
             backend=self.backend,
             norm_weight=self.norm_weight,
@@ -91,7 +89,3 @@ class DifferentialAttention(LambdaAttention, NormedAttention):
             out_scale=self.out_scale,
         )
         return out.transpose(1, 2).flatten(2)
-
-    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
-        heads, maps = self._subtract_maps(*self._pairs(x), causal)
-        return self._finish(heads, maps.first.dtype, detach_norm), maps

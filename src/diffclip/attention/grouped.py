@@ -30,7 +30,7 @@ class GroupedDifferentialAttention(FewerQueriesAttention, DifferentialAttention)
     def kept_heads(heads: int) -> list[int]:
         return [*range(0, heads, 2), *range(1, heads, 2 * SIGNAL_HEADS_PER_NOISE_HEAD)]
 
-    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         q, k, v = self._split(x)
         count = self.num_heads // 2
 

@@ -61,7 +61,6 @@ class NormedAttention(SelfAttention):
         return self.qkv(x).chunk(3, dim=-1)[2]
 
     def _finish(self, heads: Tensor, dtype: torch.dtype, detach_norm: bool = False) -> Tensor:
-        """Apply norm and factor to heads [B, H, N, e], in `dtype`; return [B, N, C], side by side, in their dtype."""
         outputs, weight = heads.to(dtype), self.norm_weight
         if detach_norm and weight is not None:
             mean_square = outputs.detach().square().mean(-1, keepdim=True)

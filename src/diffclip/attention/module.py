@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from diffclip.attention import eager
 from diffclip.attention.lambdas import lambda_init_of_layer, per_head
-from diffclip.errors import InputError, say_once
+from diffclip.errors import InputError
 
 PublishedNames = Mapping[str, Mapping[str, tuple[str, ...]]]
 """For each tower, "vision" and "text": a prefix of our names → its prefix in the published code, or several, if the
@@ -52,6 +52,14 @@ class AttentionMaps:
     queries: Tensor | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, causal: bool, lam: Tensor | None = None) -> AttentionMaps:
+        """Compute the maps from the plain formulas; with `lam` for adjacent pairs of heads, else for each head."""
+        maps = eager.softmax_maps(q, k, causal)
+        if lam is None:
+            return cls(maps, None, None, q, k, v)
+        return cls(maps[:, 0::2], maps[:, 1::2], per_head(lam, v), q, k, v)
 
     @cached_property
     def combined(self) -> Tensor:
@@ -137,14 +145,10 @@ class SelfAttention(nn.Module, ABC):
             f"{type(self).__name__} offers no attention maps: define attend_through_maps, or leave out what shows them"
         )
 
-    def _subtract_maps(self, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> OutputAndMaps:
-        """Return (A1 − λ·A2)·V [B, H, N, e] from the plain formulas, and the maps; inputs as in
-        `diffclip.differential_attention`."""
-        if self.backend == "triton":
-            say_once('attention backend "triton" never makes the maps: they come from "eager"')
-        head_maps = eager.softmax_maps(q, k, causal)
-        maps = AttentionMaps(head_maps[:, 0::2], head_maps[:, 1::2], per_head(lam, v), q, k, v)
-        return maps.combined.to(v.dtype) @ v, maps
+    def _finish(self, heads: Tensor, dtype: torch.dtype, detach_norm: bool = False) -> Tensor:
+        """Return heads [B, H, N, e] side by side, [B, N, C]; a layer with a head norm or a factor applies it first, in
+        `dtype`."""
+        return heads.transpose(1, 2).flatten(2)
 
     def own_values(self, x: Tensor) -> Tensor:
         """Return the heads' outputs side by side, [B, N, C], as if each token of x [B, N, C] attended only to itself:

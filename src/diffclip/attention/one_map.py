@@ -6,41 +6,22 @@ how much of a difference each part makes alone.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from diffclip.attention import eager
-from diffclip.attention.dispatch import softmax_attention
 from diffclip.attention.head_norm import FewerQueriesAttention, NormedAttention
 from diffclip.attention.heads import split_heads
-from diffclip.attention.lambdas import accumulation_dtype
-from diffclip.attention.module import AttentionMaps, OutputAndMaps, PublishedNames
+from diffclip.attention.module import PublishedNames
 from diffclip.attention.registry import register_attention
 from diffclip.attention.softmax import SoftmaxAttention
 
 
-class OneMapAttention(NormedAttention):
-    """`NormedAttention` with a softmax map for each value head."""
-
-    @abstractmethod
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x [B, N, C] to queries and keys [B, H, N, any], and values [B, H, N, 2·d]."""
-
-    def _attend(self, x: Tensor, causal: bool) -> Tensor:
-        out = softmax_attention(*self._split(x), causal, self.backend)
-        return self._finish(out, accumulation_dtype(out.dtype))
-
-    def attend_through_maps(self, x: Tensor, causal: bool, detach_norm: bool = False) -> OutputAndMaps:
-        q, k, v = self._split(x)
-        maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k, v)
-        return self._finish(maps.combined.to(v.dtype) @ v, maps.first.dtype, detach_norm), maps
-
-
 @register_attention("differential-lambda0")
-class FirstMapAttention(FewerQueriesAttention, OneMapAttention):
+class FirstMapAttention(FewerQueriesAttention, SoftmaxAttention):
     """Differential attention with λ held at 0: the first map alone. No second map is computed."""
+
+    published_names: ClassVar[PublishedNames | None] = None
 
     @staticmethod
     def kept_heads(heads: int) -> list[int]:
@@ -48,11 +29,13 @@ class FirstMapAttention(FewerQueriesAttention, OneMapAttention):
 
 
 @register_attention("half-heads-norm")
-class HalfHeadsNormAttention(OneMapAttention):
+class HalfHeadsNormAttention(NormedAttention, SoftmaxAttention):
     """Plain attention with half as many heads, whose queries, keys and values are twice as wide, head norm and factor.
 
     Its projections have the names and sizes of plain attention.
     """
+
+    published_names: ClassVar[PublishedNames | None] = None
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return split_heads(self.qkv(x), self.num_heads // 2, self.num_heads // 2)

@@ -15,7 +15,6 @@ import torch
 from timm.layers import Attention, DiffAttention
 from torch import Tensor, nn
 
-from diffclip.attention import eager
 from diffclip.attention.heads import split_heads
 from diffclip.attention.module import AttentionMaps, OutputAndMaps, SelfAttention
 from diffclip.config import parse_config
@@ -106,12 +105,10 @@ class _TimmAttention(SelfAttention):
         theirs = self.theirs
         q, k, v = split_heads(self.qkv(x), self.num_heads, theirs.num_heads)
         q, k = theirs.q_norm(q), theirs.k_norm(k)
+        maps = AttentionMaps.of(q, k, v, causal, theirs._compute_lambda() if self.is_differential else None)
+        heads = maps.combined.to(v.dtype) @ v
         if self.is_differential:
-            heads, maps = self._subtract_maps(q, k, v, theirs._compute_lambda(), causal)
             heads = theirs.sub_norm(heads) * (1 - theirs.lambda_init)
-        else:
-            maps = AttentionMaps(eager.softmax_maps(q, k, causal), None, None, q, k, v)
-            heads = maps.combined.to(v.dtype) @ v
         out: Tensor = theirs.norm(heads.transpose(1, 2).flatten(2))
         gate = getattr(theirs, "gate", None)
         return out if gate is None else out * gate(x).sigmoid(), maps
