@@ -157,11 +157,11 @@ def unknown_name(kind: str, name: object, options: Iterable[str], otherwise: str
     one, else `otherwise` or all."""
     lowered = {option.lower(): option for option in sorted(options)}
     longer = [option for option in lowered if str(name) and option.startswith(str(name).lower())]
-    close = (
-        longer
-        if 0 < len(longer) <= _OFFERED
-        else difflib.get_close_matches(str(name).lower(), longer or lowered, n=1, cutoff=0 if longer else 0.6)
-    )
+    close = longer
+    if not 0 < len(longer) <= _OFFERED:
+        close = difflib.get_close_matches(
+            str(name).lower(), longer or lowered, n=1, cutoff=0 if longer else 0.6
+        )
     otherwise = otherwise or f"choose from: {', '.join(lowered.values())}"
     hint = f"did you mean {' or '.join(repr(lowered[option]) for option in close)}?" if close else otherwise
     return InputError(f"unknown {kind} {str(name)!r}: {hint}")

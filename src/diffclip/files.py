@@ -74,9 +74,7 @@ def read_link(link: Path) -> Path | None:
 
 def printable(name: str) -> str:
     """Return a name on one line: line breaks and unprintable characters are escaped as in Python ("\\n")."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in name
-    )
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
 @contextmanager

@@ -107,11 +107,9 @@ def infer_config(state: State) -> CLIPConfig:
     except InputError:
         raise
     except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
-        fault = (
-            f"{error} is missing"
-            if isinstance(error, KeyError)
-            else "a tensor has an unexpected name or shape"
-        )
+        fault = "a tensor has an unexpected name or shape"
+        if isinstance(error, KeyError):
+            fault = f"{error} is missing"
         raise InputError(
             f"these are not the weights of a CLIP with two transformer towers ({fault}): give such a file, or "
             "open_clip:NAME/FILE for one of open_clip"
@@ -138,9 +136,7 @@ def infer_config(state: State) -> CLIPConfig:
 def _infer_tower(state: State, blocks: str, hidden: str, width: int) -> dict[str, Any]:
     indices = {int(name[len(blocks) + 1 :].split(".")[0]) for name in state if name.startswith(f"{blocks}.")}
     first = f"{blocks}.0.attn."
-    shapes = {
-        name.removeprefix(first): value.shape for name, value in state.items() if name.startswith(first)
-    }
+    shapes = {name[len(first) :]: value.shape for name, value in state.items() if name.startswith(first)}
     fitting = _fitting_kinds(width, shapes)
     if not fitting or "visual.reg_token" in state:
         raise InputError(

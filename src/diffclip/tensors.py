@@ -128,11 +128,9 @@ def _states_in(contents: object, path: str = "") -> Iterator[tuple[str, Mapping[
     """Yield the innermost mappings with tensors in `contents`, by their keys joined by dots."""
     if not isinstance(contents, Mapping):
         return
-    inner = [
-        state
-        for key, value in contents.items()
-        for state in _states_in(value, f"{path}.{key}" if path else str(key))
-    ]
+    inner = list[tuple[str, Mapping[str, Tensor]]]()
+    for key, value in contents.items():
+        inner += _states_in(value, f"{path}.{key}" if path else str(key))
     yield from inner
     if not inner and any(isinstance(value, Tensor) for value in contents.values()):
         yield path, contents

@@ -167,9 +167,8 @@ def check_same(ours: CLIPConfig, config: CLIPConfig, source: str | Path) -> None
         return fields | {name: value for name, value in options.items() if name in config.layer_options}
 
     expected = facts(ours)
-    differing = [
-        f"{key} {value} for {expected[key]}" for key, value in facts(config).items() if value != expected[key]
-    ]
+    found = facts(config).items()
+    differing = [f"{key} {value} for {expected[key]}" for key, value in found if value != expected[key]]
     if differing:
         raise InputError(
             f"{source} holds weights for another model than {name_of(ours)}: {'; '.join(differing)}; "

@@ -28,11 +28,9 @@ class LambdaAttention(PairedAttention):
 
     def add_lambda_vectors(self, device: torch.device | None) -> None:
         """Make the four vectors from which λ is computed."""
+        vectors = [torch.empty(self.head_dim, device=device, dtype=torch.float32) for _ in range(4)]
         self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
-            nn.Parameter(
-                nn.init.normal_(torch.empty(self.head_dim, device=device, dtype=torch.float32), std=0.1)
-            )
-            for _ in range(4)
+            nn.Parameter(nn.init.normal_(vector, std=0.1)) for vector in vectors
         )
 
     @classmethod
@@ -46,10 +44,8 @@ class LambdaAttention(PairedAttention):
 
         def vectors() -> dict[str, nn.Parameter]:
             # compare parts of names: a parametrization puts the vectors into submodules
-            pairs = self.named_parameters()
-            return {
-                name: value for name, value in pairs if not set(LAMBDA_VECTORS).isdisjoint(name.split("."))
-            }
+            names = set(LAMBDA_VECTORS)
+            return {name: value for name, value in self.named_parameters() if names & set(name.split("."))}
 
         before = {name: parameter.data for name, parameter in vectors().items()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -85,9 +85,8 @@ def make_inputs(shape: Shape, device: torch.device, dtype: torch.dtype, seed: in
 
 def timm_arrangement(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, causal: bool) -> Tensor:
     """Compute as timm's `DiffAttention` (timm/layers/diff_attention.py): two fused calls with wide values."""
-    first, second = (
-        F.scaled_dot_product_attention(q[:, i::2], k[:, i::2], v, is_causal=causal) for i in (0, 1)
-    )
+    first = F.scaled_dot_product_attention(q[:, 0::2], k[:, 0::2], v, is_causal=causal)
+    second = F.scaled_dot_product_attention(q[:, 1::2], k[:, 1::2], v, is_causal=causal)
     return first - lam.type_as(first) * second
 
 

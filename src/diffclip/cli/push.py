@@ -39,12 +39,8 @@ def push(
     from diffclip.weights import weights_digest
 
     digest = weights_digest(loaded.model)
-    records = [
-        record
-        for file in results or ()
-        for record in read_records(file)
-        if record.digest and digest.startswith(record.digest)
-    ]
+    records = [record for file in results or () for record in read_records(file)]
+    records = [record for record in records if record.digest and digest.startswith(record.digest)]
     if results and not records:
         raise InputError(
             f"{results[0]} has no record of the weights of {loaded.weights}: evaluate the model that you push"

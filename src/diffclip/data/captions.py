@@ -61,9 +61,8 @@ def read_captions(file: Path) -> CaptionFile:
     faults: list[Fault] = []
     splits: dict[str, None] = {}
     for place, row in _rows(file):
-        image, caption = (
-            _column(row, names) if isinstance(row, Mapping) else None for names in (_IMAGE, _CAPTION)
-        )
+        fields = row if isinstance(row, Mapping) else {}
+        image, caption = _column(fields, _IMAGE), _column(fields, _CAPTION)
         if image is None or caption is None or (name := row[image]) in (None, ""):
             faults.append(Fault(f"{file}, {place}", "has no image or no caption"))
             continue
@@ -112,9 +111,8 @@ def _rows(file: Path) -> Iterable[Row]:
     if ending in _LINES or (ending == ".json" and re.match(r"\s*\{.*\}\s*\n\s*\{", text)):
         return [(place, _json(line, f"{file}, {place}")) for place, line in _lines(text)]
     if ending == ".json":
-        return [
-            (f"entry {number}", row) for number, row in enumerate(_entries(_json(text, str(file)), file), 1)
-        ]
+        entries = _entries(_json(text, str(file)), file)
+        return [(f"entry {number}", row) for number, row in enumerate(entries, 1)]
     if _TOKEN.match(text):
         return [
             (place, match.groupdict() if (match := _TOKEN.match(line)) else line)
@@ -140,7 +138,8 @@ def _entries(content: Any, file: Path) -> Iterable[Any]:
     if isinstance(content, list):
         return content
     if isinstance(content, dict) and "annotations" not in content:
-        lists: list[list[Any]] = [value for value in content.values() if _has_images(value)]
+        lists: list[list[Any]] = [value for value in content.values() if isinstance(value, list)]
+        lists = [rows for rows in lists if any(isinstance(row, dict) and _column(row, _IMAGE) for row in rows)]
         if len(lists) == 1:
             return lists[0]
         if not lists and all(_texts(value) is not None for value in content.values()):
@@ -151,11 +150,6 @@ def _entries(content: Any, file: Path) -> Iterable[Any]:
         images = [{"image": names[number], "caption": []} for number in sorted(names)]
         pairs = [(annotation["image_id"], annotation["caption"]) for annotation in content["annotations"]]
         return [*images, *({"image": names.get(number), "caption": caption} for number, caption in pairs)]
-
-
-def _has_images(value: Any) -> bool:
-    """Tell whether a value in a JSON file is a list of objects with an image."""
-    return isinstance(value, list) and any(isinstance(item, dict) and _column(item, _IMAGE) for item in value)
 
 
 def _table(text: str, file: Path) -> Iterator[Row]:

@@ -50,13 +50,9 @@ def find_captions(source: Path) -> dict[str, Path]:
     """
     if not source.is_dir():
         raise InputError(f"{source} is not a folder: give the folder that holds the images")
-    candidates = sorted(
-        file
-        for folder in (source, source / "annotations")
-        if folder.is_dir()
-        for file in folder.iterdir()
-        if file.suffix.lower() in SUFFIXES_OF_CAPTIONS and _CAPTION_FILE.match(file.name.lower())
-    )
+    present = sorted([*source.iterdir(), *(source / "annotations").glob("*")])
+    candidates = [file for file in present if file.suffix.lower() in SUFFIXES_OF_CAPTIONS]
+    candidates = [file for file in candidates if _CAPTION_FILE.match(file.name.lower())]
     of_splits = [(match[1], file) for file in candidates if (match := _SPLIT.search(file.stem.lower()))]
     chosen = of_splits or [("", file) for file in candidates]
     files = dict(sorted(chosen, key=lambda one: _SPLITS.index(one[0])))

@@ -100,9 +100,7 @@ def by_layer(
     table |= {MapMetric(map, metric, layer): own for layer, own in enumerate(layers.unbind(1), 1)}
     if values.ndim == 3 and with_heads:
         indices = np.ndindex(*values.shape[1:])
-        table |= {
-            MapMetric(map, metric, layer + 1, head + 1): values[:, layer, head] for layer, head in indices
-        }
+        table |= {MapMetric(map, metric, i + 1, j + 1): values[:, i, j] for i, j in indices}
     return table
 
 

@@ -119,9 +119,7 @@ def from_diffclip(model: CLIP, **arguments: Any) -> DiffVisionTransformer:
             "use diffclip.load(…)[0].visual"
         )
     # timm reads a tower from these names, and takes the projection as its head
-    state = {
-        f"visual.trunk.{name}": value.detach().clone() for name, value in model.visual.state_dict().items()
-    }
+    state = {f"visual.trunk.{name}": value.clone() for name, value in model.visual.state_dict().items()}
     state["visual.head.proj.weight"] = model.image_projection.detach().T.clone()
     if not vision.pre_norm:
         state.setdefault("visual.trunk.patch_embed.proj.bias", torch.zeros(vision.width))

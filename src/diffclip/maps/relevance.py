@@ -254,9 +254,7 @@ def spatial_weights(maps: AttentionMaps, rows: Tensor, mask: Tensor) -> Tensor:
     else:
         lam = maps.lam.detach()
         lam = lam if lam.ndim == 0 else lam.expand(*maps.first.shape[:3], 1)[samples, :, rows]
-        first, second = (
-            _cosine(products[:, offset::2], query[:, offset::2], lengths[:, offset::2]) for offset in (0, 1)
-        )
+        first, second = (_cosine(products[:, i::2], query[:, i::2], lengths[:, i::2]) for i in (0, 1))
         cosines = (first - lam * second).sum(1)
     low = cosines.masked_fill(~mask, torch.inf).amin(-1, keepdim=True)
     high = cosines.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True)

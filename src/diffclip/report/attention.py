@@ -94,10 +94,8 @@ def grid_figure(
     side = min(max(9.0 / columns, 1.15), 2.2)  # inches
     width, letters = max(columns * side, 3.0) + 0.3, int(side * 14)
     footer = textwrap.fill(note, int(width * 14))
-    lines = sum(
-        max(_lines(cell.title, letters) + _lines(cell.caption, letters) for cell in row) for row in rows
-    )
-    lines += footer.count("\n") + 1
+    texts = [[_lines(cell.title, letters) + _lines(cell.caption, letters) for cell in row] for row in rows]
+    lines = sum(map(max, texts)) + footer.count("\n") + 1
     height = len(rows) * (side + 0.05) + lines * _LINE + 0.5
     figure = Figure((width, height), layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
     scale = scale_of([cell.values for row in rows for cell in row if cell.values is not None], floor)

@@ -198,10 +198,8 @@ def _with_labels(verdicts: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     numbers = {measure_key(row): measure for measure, row in fields.to_dict("index").items()}
     rows = verdicts.to_dict("records")
     found = [numbers.get(measure_key(row), -1) for row in rows]
-    labels = [
-        fields.loc[measure, "label"] if measure >= 0 else measure_label(row)
-        for measure, row in zip(found, rows, strict=True)
-    ]
+    names = fields["label"].to_dict()
+    labels = [names.get(measure) or measure_label(row) for measure, row in zip(found, rows, strict=True)]
     return verdicts.assign(measure=found, label=labels, share=[is_share(row) for row in rows])
 
 

@@ -80,10 +80,8 @@ def build_report(results: Results, paths: Sequence[str | Path] = (), title: str 
         charts.append(figures.forest_chart(results, tasks, f"{name} by measure"))
         table = comparison_table(results, tasks, f"{name} by measure")
     elif len(records):
-        declared = (
-            [measure for measure in verdicts.get("measure", ()) if measure >= 0] if results.spec else []
-        )
-        measures = list(dict.fromkeys(declared)) or headlines(records)
+        declared = verdicts.get("measure", ()) if results.spec else ()
+        measures = list(dict.fromkeys(one for one in declared if one >= 0)) or headlines(records)
         charts.append(figures.values_chart(results, measures, "Values"))
         note = VALUES if results.has_several_seeds else f"{ONE_RUN} {VALUES}"
         table = tables.values_table(results, measures, "Values by measure", note, "comparison")
@@ -127,16 +125,10 @@ def build_report(results: Results, paths: Sequence[str | Path] = (), title: str 
         default_title = results.spec.title
     elif len(paths) == 1 and (Path(paths[0]) / METRICS_FILE).is_file():
         default_title = f"Run {Path(paths[0]).resolve().name}"
-    protocols = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
-    return Report(
-        title or default_title,
-        summary,
-        cautions(results),
-        _some(*charts),
-        table,
-        sections,
-        [str(text) for text in dict.fromkeys(protocols) if text][:40],
-    )
+    measured = records.loc[~records["task"].isin([*DERIVED, "training", "cost"]), "protocol"]
+    protocols = [str(text) for text in dict.fromkeys(measured) if text][:40]
+    notes = cautions(results)
+    return Report(title or default_title, summary, notes, _some(*charts), table, sections, protocols)
 
 
 def write_report(

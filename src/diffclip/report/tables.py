@@ -50,9 +50,8 @@ class Table:
 
     def to_latex(self) -> str:
         r"""Return a LaTeX `table` in booktabs style (the preamble needs `\usepackage{booktabs}`)."""
-        styled = (
-            self.frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-        )
+        styled = self.frame.style.hide(axis="index").format(escape="latex")
+        styled = styled.format_index(escape="latex", axis=1)
         text: str = styled.to_latex(
             column_format="l" + "r" * (self.frame.shape[1] - 1),
             hrules=True,

@@ -70,11 +70,8 @@ class _Writer:
 
     def extras(self, group: Sequence[Spec], names: Sequence[str], share: float) -> frozenset[str]:
         """Choose the attributes to mention besides color and shape: a random part of those that all members share."""
-        attributes = {
-            name
-            for name in self.allowed(names)
-            if len({getattr(spec, name) for spec in group}) == 1 and self.dice.chance(share)
-        }
+        shared = [name for name in self.allowed(names) if len({getattr(spec, name) for spec in group}) == 1]
+        attributes = {name for name in shared if self.dice.chance(share)}
         if any(spec.detail for spec in group) or (group[0].texture == "plain" and self.dice.chance(0.6)):
             attributes.discard("texture")
         if group[0].size == "medium" and self.dice.chance(0.4):
@@ -87,11 +84,8 @@ class _Writer:
         """Choose one detail that a plain object could have but lacks ("no face"); the empty set if there is none."""
         if spec.texture != "plain" or spec.detail is not None:
             return set()
-        absent = [
-            name
-            for name, entry in COMMON_DETAILS.items()
-            if spec.shape in entry.shapes and any(entry.without)
-        ]
+        details = COMMON_DETAILS.items()
+        absent = [name for name, entry in details if spec.shape in entry.shapes and any(entry.without)]
         return {absent_attribute(self.dice.pick(absent))} if absent else set()
 
     def ground(self, share: float) -> str:
@@ -230,9 +224,8 @@ def noun_phrase(group: Sequence[Spec], attributes: frozenset[str], determiner: s
 
 
 def _words_around_noun(spec: Spec, attributes: frozenset[str]) -> tuple[list[str], list[str]]:
-    details = [
-        DETAILS[name.removeprefix("no ")].without for name in sorted(attributes) if name.startswith("no ")
-    ]
+    absent = sorted(name for name in attributes if name.startswith("no "))
+    details = [DETAILS[name.removeprefix("no ")].without for name in absent]
     if "detail" in attributes and spec.detail is not None:
         details.insert(0, (DETAILS[spec.detail].before, DETAILS[spec.detail].after))
     direction = _direction(spec) if "orientation" in attributes else ("", "")

@@ -197,9 +197,8 @@ def scatter(count: int, specs: Sequence[Spec], dice: Dice) -> list[Spec]:
     placed = list(specs)
     for _ in range(count):
         radius = dice.between(*_DISTRACTOR_RADII)
-        spec = Spec(
-            dice.pick(DISTRACTORS), dice.pick(tuple(COLORS)), radius=radius, tilt=dice.between(0, 6.28)
-        )
+        shape, color = dice.pick(DISTRACTORS), dice.pick(tuple(COLORS))
+        spec = Spec(shape, color, radius=radius, tilt=dice.between(0, 6.28))
         low = spec.reach + 0.02
         x, y = find_spot(spec.reach, placed, dice) or (dice.between(low, 1 - low), dice.between(low, 1 - low))
         placed.append(replace(spec, x=x, y=y))

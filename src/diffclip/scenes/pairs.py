@@ -105,10 +105,8 @@ def _change(specs: Specs, **changes: str | float | None) -> list[Spec]:
 
 def _plan(first: Specs, second: Specs, attribute: str | None = None, absent: str | None = None) -> PairPlan:
     """Name the first object of each image by color, shape and `attribute`; in the second by `absent`, if given."""
-    first_attributes, second_attributes = (
-        COLOR | {name} if name else COLOR for name in (attribute, absent or attribute)
-    )
-    return first, second, noun_phrase(first[:1], first_attributes), noun_phrase(second[:1], second_attributes)
+    own, other = (COLOR | {name} if name else COLOR for name in (attribute, absent or attribute))
+    return first, second, noun_phrase(first[:1], own), noun_phrase(second[:1], other)
 
 
 def _with_and_without(details: dict[str, Detail], dice: Dice, background: str) -> PairPlan:
@@ -151,9 +149,8 @@ def _position(dice: Dice, background: str) -> PairPlan:
         here, there = (replace(subject, x=x, y=y) for x, y in dice.shuffle(_SPOTS)[:2])
         start = noun_phrase([subject], COLOR)
         return [here], [there], f"{start} {describe_place(here)}", f"{start} {describe_place(there)}"
-    spec, other = (
-        replace(spec, size="medium", radius=SIZES["medium"]) for spec in _two_kinds(dice, background)
-    )
+    kinds = _two_kinds(dice, background)
+    spec, other = (replace(kind, size="medium", radius=SIZES["medium"]) for kind in kinds)
     drift = dice.between(0.42, 0.58)
     a, b = noun_phrase([spec], COLOR), noun_phrase([other], COLOR)
     ends = ((0.27, 0.73), (0.73, 0.27))

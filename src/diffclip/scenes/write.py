@@ -151,10 +151,8 @@ def _is_complete(
     with explain_errors(f"{manifest} cannot be read", f"remove {folder} or choose another folder"):
         # folders from before distractors existed lack this setting
         saved = {"distractors": 0, **json.loads(manifest.read_text(encoding="utf-8"))}
-    other = ", ".join(
-        f"{name} {saved.get(name)}" for name in sorted(settings) if saved.get(name) != settings[name]
-    )
-    if other:
+    if names := [name for name in sorted(settings) if saved.get(name) != settings[name]]:
+        other = ", ".join(f"{name} {saved.get(name)}" for name in names)
         advice = "remove it, choose another folder or ask for those settings"
         raise InputError(f"{folder} holds scenes with other settings ({other}): {advice}")
     return all(job.target.exists() for job in jobs)

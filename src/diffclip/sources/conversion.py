@@ -44,9 +44,8 @@ def assemble(
     state["visual.pos_embed"] = state["visual.pos_embed"][None]
     with torch.device("meta"):  # without the initial draw
         model = CLIP(parse_config(fields, source), seed=0)
-    ours, loaded = (
-        {(name, t.shape) for name, t in tensors.items()} for tensors in (model.state_dict(), state)
-    )
+    states = model.state_dict(), state
+    ours, loaded = ({(name, t.shape) for name, t in tensors.items()} for tensors in states)
     if odd := sorted(name for name, _ in ours ^ loaded):
         raise refuse(source, f"weights that differ from ours ({', '.join(odd[:3])})")
     return put_weights(model, Weights(state), source).eval()

@@ -78,9 +78,8 @@ class LibraryTransform:
 
     def pixels(self, image: Image.Image) -> Tensor:
         """Return the prepared image before it was normalized, uint8 [3, S, S]."""
-        mean, std = (
-            torch.tensor(values)[:, None, None] for values in (self.preprocess.mean, self.preprocess.std)
-        )
+        statistics = self.preprocess.mean, self.preprocess.std
+        mean, std = (torch.tensor(values)[:, None, None] for values in statistics)
         return ((self(image) * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
     def __str__(self) -> str:

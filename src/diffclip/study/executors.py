@@ -122,10 +122,7 @@ class Slurm:
         """Return the names of the jobs in the queue, also of earlier calls. A job that has just left the queue stays
         until the next question, as its last file may arrive later. While SLURM does not answer, no job is lost."""
         command = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
-        files = {
-            f"{file.parent.name}/{file.name.removesuffix('.slurm')}": file
-            for file in self._runs.glob("*/*.slurm")
-        }
+        files = {f"{file.parent.name}/{file.stem}": file for file in self._runs.glob("*/*.slurm")}
         try:
             answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         except (OSError, subprocess.SubprocessError):

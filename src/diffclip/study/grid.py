@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median, variance
 from typing import Any
@@ -50,10 +51,7 @@ def sweep_runs(study: Study) -> list[Planned]:
         return []
     return [
         _make_planned(study, "sweep", arm, seed, {"lr": lr, "weight_decay": decay})
-        for seed in sweep.seeds
-        for lr in sweep.lr
-        for decay in sweep.weight_decay
-        for arm in sweep.arms
+        for seed, lr, decay, arm in product(sweep.seeds, sweep.lr, sweep.weight_decay, sweep.arms)
     ]
 
 

@@ -108,9 +108,8 @@ class StudyFolder:
 
 def saved_curves(folders: Iterable[Path]) -> list[Row]:
     """Read the lines of every `curves.jsonl` below `folders`."""
-    return [
-        row for folder in folders for file in sorted(folder.rglob(CURVES_FILE)) for row in read_lines(file)
-    ]
+    files = [file for folder in folders for file in sorted(folder.rglob(CURVES_FILE))]
+    return [row for file in files for row in read_lines(file)]
 
 
 def read_spec(folder: Path) -> Family:

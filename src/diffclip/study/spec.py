@@ -250,9 +250,7 @@ class Study(Part, Family):
         primary = self.endpoints.primary
         references = [(f"arm {name} is against", arm.against) for name, arm in self.arms.items()]
         references += [(f"endpoints.primary.{key} is", getattr(primary, key)) for key in ("arm", "against")]
-        references += [
-            (f"contrasts[{i}] has", name) for i, pair in enumerate(self.contrasts) for name in pair
-        ]
+        references += [(f"contrasts[{i}] has", arm) for i, pair in enumerate(self.contrasts) for arm in pair]
         references += [("sweep.arms has", name) for name in (self.sweep.arms if self.sweep else ())]
         for label, name in references:
             if name is not None and name not in self._names:

@@ -46,9 +46,8 @@ class TextTransformer(nn.Module):
 
     def __init__(self, config: TextConfig, differential: Differential | None = None) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(
-            ResidualAttentionBlock(config, differential) for _ in range(config.layers)
-        )
+        blocks = (ResidualAttentionBlock(config, differential) for _ in range(config.layers))
+        self.resblocks = nn.ModuleList(blocks)
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,11 +33,8 @@ _EXEMPT = {
 
 def small_parameters(model: nn.Module) -> list[nn.Parameter]:
     """List the scalars (which cannot be sharded) and the vectors of λ (which are not worth sharding)."""
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if not parameter.ndim or name.rpartition(".")[2].startswith("lambda_")
-    ]
+    named = model.named_parameters()
+    return [own for name, own in named if not own.ndim or name.rpartition(".")[2].startswith("lambda_")]
 
 
 def freeze(model: nn.Module, names: Iterable[str]) -> None:
@@ -45,12 +42,9 @@ def freeze(model: nn.Module, names: Iterable[str]) -> None:
     parameter by name, or some modules of a list, such as "visual.blocks[:9]". `InputError` is raised for an unknown
     part, and if nothing is left to train."""
     for name in names:
-        prefixes = [prefix for part in _TOWERS.get(name, (name,)) for prefix in _expand(model, part)]
-        frozen = [
-            parameter
-            for own, parameter in model.named_parameters()
-            if any(own == prefix or own.startswith(f"{prefix}.") for prefix in prefixes)
-        ]
+        parts = [part for given in _TOWERS.get(name, (name,)) for part in _expand(model, given)]
+        prefixes = tuple(f"{part}." for part in parts)
+        frozen = [value for own, value in model.named_parameters() if f"{own}.".startswith(prefixes)]
         if not frozen:
             raise InputError(
                 f"freeze: {name!r} is no part of the model: name a tower (visual, text), a module or parameter, or "

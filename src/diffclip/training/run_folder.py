@@ -45,9 +45,8 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
     names, starts = names_in(run), read_starts(run)
     if is_started(run) and not resume:
         raise InputError(f"{run} holds a run already: add --resume to go on with it, or choose another --run")
-    if not is_started(run) and any(
-        start.get("step") or start.get("ended", {}).get("how") == FINISHED for start in starts
-    ):
+    had_steps = any(start.get("step") or start.get("ended", {}).get("how") == FINISHED for start in starts)
+    if not is_started(run) and had_steps:
         raise InputError(
             f"{run} has lost its checkpoints: restore that folder, or start a run in another folder"
         )

@@ -115,16 +115,13 @@ def _score(model: CLIP, tokenizer: Tokenizer, shares: Sequence[_Share]) -> Valid
     if not any(share.images for share in shares):
         raise next(share.broken for share in shares if share.broken)
     device = model.logit_scale.device
-    images, texts = (
-        torch.cat([part for share in shares for part in getattr(share, name)]).to(device)
-        for name in ("images", "texts")
-    )
+    images = torch.cat([part for share in shares for part in share.images]).to(device)
+    texts = torch.cat([part for share in shares for part in share.texts]).to(device)
     counts = torch.tensor([count for share in shares for count in share.captions])
     partners = torch.arange(len(counts)).repeat_interleave(counts)
     recalls = retrieval_metrics(*retrieval_ranks(images, texts, partners))
-    pictured, described = zip(
-        *[pair for share in shares for pair in share.examples][:_WITH_MAPS], strict=True
-    )
+    examples = [pair for share in shares for pair in share.examples][:_WITH_MAPS]
+    pictured, described = zip(*examples, strict=True)
     inputs = {"visual": torch.stack(pictured), "text": tokenizer(described)}
     with evaluation_mode(model):
         correlation = {

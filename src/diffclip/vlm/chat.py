@@ -89,10 +89,8 @@ def answer(
     `model` and `processor` are from `connect` or `load_vlm`. Answers have no special tokens and surrounding spaces. Up
     to rounding, an answer does not depend on the other questions of the batch (shorter prompts are padded on the left).
     """
-    prompts = [
-        prompt(processor, question, image is not None)
-        for question, image in zip(questions, images, strict=True)
-    ]
+    pairs = zip(questions, images, strict=True)
+    prompts = [prompt(processor, question, image is not None) for question, image in pairs]
     rgb_images = [image.convert("RGB") for image in images if image is not None]
     with torch.inference_mode():
         inputs = processor(

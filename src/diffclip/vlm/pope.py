@@ -154,9 +154,8 @@ def score_answers(questions: QuestionSet, answers: Mapping[str, Sequence[str]]) 
         for number, metric in enumerate(METRICS):
             part = model_sums[:, chosen, number]
             low, high = sums_interval(part, _ratio) if part.sum(0)[:, 1].all() else (0.0, 1.0)
-            value, chance = (
-                float(_ratio(part.sum(0)[None])[0]) for part in (part, constant[:, chosen, number])
-            )
+            parts = part, constant[:, chosen, number]
+            value, chance = (float(_ratio(own.sum(0)[None])[0]) for own in parts)
             scores[split].append(Score(metric, value, int(mask.sum()), low, high, chance, facts))
     return scores
 

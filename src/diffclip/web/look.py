@@ -70,9 +70,8 @@ def look(
         if chosen.second is not None:
             kinds |= {"A1": chosen.first, "A2": chosen.second}
         rows = {"rollout": rollout(layer_maps)[0, 0]}
-        rows |= {
-            name: (full[0].mean(0) if index is None else full[0, index])[0] for name, full in kinds.items()
-        }
+        for name, full in kinds.items():
+            rows[name] = (full[0].mean(0) if index is None else full[0, index])[0]
         cosines = (encoded.float() @ features.T)[0]
         probabilities = (model.logit_scale.exp() * cosines).softmax(-1)
     if not all(numbers.isfinite().all() for numbers in (cosines, *relevances.values())):

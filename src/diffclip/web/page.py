@@ -163,14 +163,10 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         else:
             raise InputError("no image yet: drop one, or choose a scene")
         edge = min(_IMAGE_EDGE, max(32, min(image.size)))
-        looks = [
-            (
-                model,
-                look(model.loaded, image, texts, int(layer) or None, int(head) or None),
-                visible_part(image, model.loaded.preprocess, edge),
-            )
-            for model in models
-        ]
+        looks = []
+        for model in models:
+            own = look(model.loaded, image, texts, int(layer) or None, int(head) or None)
+            looks.append((model, own, visible_part(image, model.loaded.preprocess, edge)))
         html = render_looks(looks, texts, method, opacity / 100, own_scale)
         return "", html, gr.update(choices=[(text, index) for index, text in enumerate(texts)], value=0)
 

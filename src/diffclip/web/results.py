@@ -32,9 +32,8 @@ _NUMBERS = {
     "top10": ("On the ten strongest", "share of all patches' total", "{:.0%}"),
     "class_token": ("On the class token", "share on the class token itself", "{:.0%}"),
 }
-_TEMPLATE = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
-).get_template("results.html.j2")
+_LOADER = jinja2.FileSystemLoader(Path(__file__).parent)
+_TEMPLATE = jinja2.Environment(loader=_LOADER, autoescape=True).get_template("results.html.j2")
 _EDGE = 96  # edge of drawn maps in pixels; the browser smooths them further
 _TOWERS = {"visual": "vision", "text": "text"}
 
@@ -75,23 +74,20 @@ def render_looks(
     over all texts and, without `own_scale`, over all models. Their `opacity` over the image is from 0 to 1.
     """
     common = _scales([look for _, look, _ in looks])
-    cards = [
-        {"model": model, "image": image_uri(image)}
-        | _card(look, texts, _scales([look]) if own_scale else common)
-        for model, look, image in looks
-    ]
+    cards = []
+    for model, look, image in looks:
+        card = _card(look, texts, _scales([look]) if own_scale else common)
+        cards.append({"model": model, "image": image_uri(image), **card})
     return _TEMPLATE.render(cards=cards, method=method, opacity=opacity)
 
 
 def _scales(looks: Sequence[Look]) -> dict[str, ScalarMappable]:
     """Choose the scale of each kind of map."""
-    return {
-        name: scale_of(
-            [entry.values for look in looks for (kind, _), entry in look.maps.items() if kind == name],
-            RELEVANCE_FLOOR if name == "relevance" else 0.0,
-        )
-        for name in METHODS
-    }
+    scales = {}
+    for name in METHODS:
+        maps = [entry.values for look in looks for (kind, _), entry in look.maps.items() if kind == name]
+        scales[name] = scale_of(maps, RELEVANCE_FLOOR if name == "relevance" else 0.0)
+    return scales
 
 
 def _card(look: Look, texts: Sequence[str], scales: Mapping[str, ScalarMappable]) -> dict[str, Any]:

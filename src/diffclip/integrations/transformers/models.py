@@ -76,16 +76,10 @@ class DiffCLIPPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # transformers calls this for each module; skip parameters that were loaded or have no values yet
-        uninitialized = {
-            id(parameter)
-            for parameter in module.parameters(recurse=False)
-            if not getattr(parameter, "_is_hf_initialized", False) and not parameter.is_meta
-        }
-        missing = [
-            (core_name(name), parameter.T if name in PROJECTIONS else parameter)
-            for name, parameter in self.named_parameters()
-            if id(parameter) in uninitialized
-        ]
+        own = [value for value in module.parameters(recurse=False) if not value.is_meta]
+        fresh = {id(value) for value in own if not getattr(value, "_is_hf_initialized", False)}
+        named = [(name, value) for name, value in self.named_parameters() if id(value) in fresh]
+        missing = [(core_name(name), value.T if name in PROJECTIONS else value) for name, value in named]
         if missing:
             seed = int(torch.randint(2**62, (), device="cpu").item())
             initialise(missing, self.config.core(), "matched", seed)
