@@ -13,30 +13,21 @@ from diffclip.files import check_new
 from diffclip.sources.load import load_with_origin
 from diffclip.sources.registry import find_model
 
+_SOURCE = (
+    "A run or saved folder, a published file, hf-hub:OWNER/NAME, open_clip:NAME/PRETRAINED (a tag or a file), or "
+    "transformers:NAME (a folder or a name on the hub)."
+)
+_TO_DIFFERENTIAL = (
+    "Add a second attention map to each layer of a plain CLIP; outputs stay the same until it is trained."
+)
+_TO_TRANSFORMERS = "Write a folder for transformers' Auto classes: model, processor and tokenizer."
+
 
 def convert(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A run or saved folder, a published file, hf-hub:OWNER/NAME, open_clip:NAME/PRETRAINED (a tag or a "
-            "file), or transformers:NAME (a folder or a name on the hub)."
-        ),
-    ],
+    source: Annotated[str, typer.Argument(help=_SOURCE)],
     target: Annotated[Path, typer.Argument(help="NAME.pt for the published layout, else a new folder.")],
-    to_differential: Annotated[
-        bool,
-        typer.Option(
-            "--to-differential",
-            help="Add a second attention map to each layer of a plain CLIP; outputs stay the same until it is trained.",
-        ),
-    ] = False,
-    to_transformers: Annotated[
-        bool,
-        typer.Option(
-            "--transformers",
-            help="Write a folder for transformers' Auto classes: model, processor and tokenizer.",
-        ),
-    ] = False,
+    to_differential: Annotated[bool, typer.Option("--to-differential", help=_TO_DIFFERENTIAL)] = False,
+    to_transformers: Annotated[bool, typer.Option("--transformers", help=_TO_TRANSFORMERS)] = False,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the parts that --to-differential adds (default 0).")
     ] = None,

@@ -21,6 +21,14 @@ from diffclip.files import check_new, check_writable, cores, printable, write_te
 if TYPE_CHECKING:
     from diffclip.data.check import Check, Spread
 
+_CAPTIONS = (
+    "File of captions: CSV, TSV, JSON, JSON lines, Flickr's token file, Parquet, or a folder that the library datasets "
+    "saved. Default: captions.… in SOURCE, or one file per split (…_train_….txt), each with a folder of its own."
+)
+_NAMES = (
+    "Sets to evaluate on, as clip_benchmark calls them (cifar10, food101 …), or to train on: cc3m, cc12m."
+)
+_SHARDS = "Shards: folders, files, ranges '{000..127}.tar' or addresses, as a recipe names them."
 _BYTES = 25_000  # approximate size of an image with the shorter edge at 224
 _NAMED = 10  # faults of a kind that `check` prints at most
 
@@ -56,15 +64,7 @@ def make_scenes(
 def make_shards(
     source: Annotated[Path, typer.Argument(help="Folder of images, at any depth.")],
     folder: Annotated[Path, typer.Argument(help="New folder of the shards.")],
-    captions: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of captions: CSV, TSV, JSON, JSON lines, Flickr's token file, Parquet, or a "
-            "folder that the library datasets saved. Default: captions.… in "
-            "SOURCE, or one file per split (…_train_….txt), each with a folder of its own.",
-            metavar="<file>",
-        ),
-    ] = None,
+    captions: Annotated[Path | None, typer.Option(help=_CAPTIONS, metavar="<file>")] = None,
     edge: Annotated[
         int | None, typer.Option(help="Scale images down to this shorter edge, in pixels.", min=1)
     ] = None,
@@ -104,14 +104,7 @@ def make_shards(
 
 @data.command("download")
 def download(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            help="Sets to evaluate on, as clip_benchmark calls them (cifar10, food101 …), or to train on: "
-            "cc3m, cc12m.",
-            metavar="NAME",
-        ),
-    ],
+    names: Annotated[list[str], typer.Argument(help=_NAMES, metavar="NAME")],
     root: Annotated[Path, typer.Option(help="Folder of the sets; each set is ROOT/NAME.")],
     img2dataset: Annotated[
         bool, typer.Option("--img2dataset", help="Fetch each image of cc3m or cc12m from its own address.")
@@ -178,13 +171,7 @@ def _run_img2dataset(name: str, entry: CaptionSet, folder: Path, shards: Path) -
 
 @data.command("check")
 def check(
-    shards: Annotated[
-        list[str],
-        typer.Argument(
-            help="Shards: folders, files, ranges '{000..127}.tar' or addresses, as a recipe names them.",
-            metavar="SHARDS",
-        ),
-    ],
+    shards: Annotated[list[str], typer.Argument(help=_SHARDS, metavar="SHARDS")],
     output: Annotated[
         Path | None, typer.Option(help="Write the whole result to this file, as JSON.", metavar="<file>")
     ] = None,

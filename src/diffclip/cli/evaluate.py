@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from diffclip.evaluation.results_file import ResultsFile
     from diffclip.evaluation.run import Measured
 
-
 _DATA = "A folder in clip_benchmark's layout, or a set by name: scenes, scenes-mmvp, cifar10, flickr30k …"
+_DATA_ROOT = "Folder that holds the sets; it is searched before the working directory."
 _PROMPT = "Text for focus and faithfulness: 'a photo of a {c}', with the object's name for {c}."
 _OUTPUT = (
     "Write the records to this file (JSON lines); its finished tasks are not run again. "
@@ -41,10 +41,7 @@ def evaluate(
     ] = None,
     data: Annotated[str | None, typer.Option(help=_DATA)] = None,
     suite: Annotated[str | None, typer.Option(help=f"Run a suite of tasks: {', '.join(SUITES)}.")] = None,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(help="Folder that holds the sets; it is searched before the working directory."),
-    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help=_DATA_ROOT)] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out sets of a suite that are not in --data-root.")
     ] = False,

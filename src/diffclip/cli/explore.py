@@ -14,6 +14,7 @@ from diffclip.sources.load import load_with_origin
 from diffclip.sources.registry import MODEL_HELP, find_model
 
 _DEMO = (Path("runs/demo/CLIP"), Path("runs/demo/DiffCLIP"))
+_AUTH = "Ask visitors for this name and password."
 
 
 def explore(
@@ -23,10 +24,7 @@ def explore(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 7860,
     auth: Annotated[
-        str | None,
-        typer.Option(
-            envvar="DIFFCLIP_AUTH", metavar="<name:password>", help="Ask visitors for this name and password."
-        ),
+        str | None, typer.Option(envvar="DIFFCLIP_AUTH", metavar="<name:password>", help=_AUTH)
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:

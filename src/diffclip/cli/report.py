@@ -14,39 +14,23 @@ from diffclip.cli.console import say
 from diffclip.errors import InputError, require_report
 from diffclip.files import printable
 
+_PATHS = "Run folders, a study, result files (.jsonl, .csv), or folders of them."
+_OUTPUT = "Write one self-contained HTML page to this file. Default: report.html."
+_FIGURES = "Write the figures into this folder; with --markdown, only the figures of that page, as PNG."
+_FORMAT = "Format of --figures; svg and pdf are for papers, 5.4 inches wide."
+_AGAINST = "Baseline of every model. Default: the CLIP of its size; without any CLIP, the first model."
+
 
 def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Run folders, a study, result files (.jsonl, .csv), or folders of them.", metavar="RESULTS"
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Write one self-contained HTML page to this file. Default: report.html."),
-    ] = None,
+    paths: Annotated[list[Path], typer.Argument(help=_PATHS, metavar="RESULTS")],
+    output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a short Markdown page to this file.")] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the figures into this folder; with --markdown, only the figures of that page, as PNG."
-        ),
-    ] = None,
-    format: Annotated[
-        Literal["png", "svg", "pdf"],
-        typer.Option(help="Format of --figures; svg and pdf are for papers, 5.4 inches wide."),
-    ] = "png",
+    figures: Annotated[Path | None, typer.Option(help=_FIGURES)] = None,
+    format: Annotated[Literal["png", "svg", "pdf"], typer.Option(help=_FORMAT)] = "png",
     tables: Annotated[
         Path | None, typer.Option(help="Write the tables into this folder, as Markdown and LaTeX.")
     ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="Baseline of every model. Default: the CLIP of its size; without any CLIP, the first model.",
-            metavar="<model>",
-        ),
-    ] = None,
+    against: Annotated[str | None, typer.Option(help=_AGAINST, metavar="<model>")] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page or of the Markdown file.")] = None,
 ) -> None:
     """Show which model is better at which task, and whether the difference is real.

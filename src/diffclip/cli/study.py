@@ -14,6 +14,18 @@ from diffclip.errors import DiffCLIPError, InputError, StoppedError, require_gro
 from diffclip.names import GROUPS
 from diffclip.sources.load import pick_device
 
+_OUTPUT = "Folder of the results; default: that of a spec.yaml, else results/STUDY."
+_WORKERS = (
+    "Runs at a time; default: 1 on a CPU, on GPUs what their memory and the cores allow, on a cluster 256. Runs are "
+    "spread over the GPUs in CUDA_VISIBLE_DEVICES."
+)
+_THREADS = "CPU threads of each run; default: the cores divided by the runs at a time."
+_ONLY = "Group of runs: sweep, models or ablations; may be repeated. Default: all."
+_CLUSTER = "Make every run a job of this cluster's queue, which goes on if this command ends."
+_SLURM = "With --cluster slurm: options of the jobs, as partition=main,gpus_per_node=1,timeout_min=240."
+_DRY_RUN = "Check the data, print runs, hours and detectable difference; train nothing."
+_PILOT = "With --dry-run: the results of another study, to estimate time and variance from."
+
 
 def study(
     recipe: Annotated[
@@ -22,54 +34,16 @@ def study(
     changes: Changes = None,
     data: Annotated[Path, typer.Option(help="Folder of the published sets.")] = Path("sets"),
     runs: Annotated[Path | None, typer.Option(help="Folder of the runs; default: runs/STUDY.")] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the results; default: that of a spec.yaml, else results/STUDY."),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Runs at a time; default: 1 on a CPU, on GPUs what their memory and the cores allow, on a cluster "
-            "256. Runs are spread over the GPUs in CUDA_VISIBLE_DEVICES.",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="CPU threads of each run; default: the cores divided by the runs at a time."
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Group of runs: sweep, models or ablations; may be repeated. Default: all."),
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help=_OUTPUT)] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help=_WORKERS)] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help=_THREADS)] = None,
+    only: Annotated[list[str] | None, typer.Option(help=_ONLY)] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="The device.")] = "auto",
-    cluster: Annotated[
-        Literal["slurm"] | None,
-        typer.Option(
-            help="Make every run a job of this cluster's queue, which goes on if this command ends."
-        ),
-    ] = None,
-    slurm: Annotated[
-        str | None,
-        typer.Option(
-            help="With --cluster slurm: options of the jobs, as partition=main,gpus_per_node=1,timeout_min=240."
-        ),
-    ] = None,
+    cluster: Annotated[Literal["slurm"] | None, typer.Option(help=_CLUSTER)] = None,
+    slurm: Annotated[str | None, typer.Option(help=_SLURM)] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the checkpoints of finished runs.")] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Check the data, print runs, hours and detectable difference; train nothing."
-        ),
-    ] = False,
-    pilot: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --dry-run: the results of another study, to estimate time and variance from."
-        ),
-    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
+    pilot: Annotated[Path | None, typer.Option(help=_PILOT)] = None,
 ) -> None:
     """Train a grid of models, inits and seeds, evaluate each with a suite, and collect the results in a small folder.
 

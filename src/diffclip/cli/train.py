@@ -13,56 +13,38 @@ from diffclip.cli.console import Changes, say_skipped
 from diffclip.errors import InputError, require_report
 from diffclip.training.stopping import LAUNCHED_BY, die_with_parent, exit_on_signals
 
+_RECIPE = (
+    "A recipe's YAML file, or the name of a built-in recipe. With --resume --run FOLDER it is optional: the run has "
+    "its own."
+)
+_RESUME = (
+    "Continue from the run's last whole checkpoint; if there is no run, start one. A larger epochs= extends the "
+    "run."
+)
+_DEVICES = "Processes per node, with one GPU each; auto: all GPUs, or one process on a CPU."
+_NODES = "Number of nodes; each runs this command with MASTER_ADDR, MASTER_PORT and its NODE_RANK."
+_MAX_RESTARTS = (
+    "How often the processes are started again, from the last checkpoint, after one was killed or failed with code 1, "
+    "unless the run diverged."
+)
+_STRATEGY = "ddp: a whole model in each process; fsdp: the model is sharded; auto: ddp."
+_DRY_RUN = "Open the data, time ten steps, print the plan of the run, and exit."
+
 
 @exit_on_signals()
 def train(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            help="A recipe's YAML file, or the name of a built-in recipe. "
-            "With --resume --run FOLDER it is optional: the run has its own."
-        ),
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(help=_RECIPE)] = None,
     changes: Changes = None,
     run: Annotated[
         Path | None, typer.Option("--run", "-r", help="The run's folder; default: runs/RECIPE-MODEL-sSEED.")
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Continue from the run's last whole checkpoint; if there is no run, start one. A larger epochs= "
-            "extends the run.",
-        ),
-    ] = False,
-    devices: Annotated[
-        str,
-        typer.Option(help="Processes per node, with one GPU each; auto: all GPUs, or one process on a CPU."),
-    ] = "auto",
-    nodes: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of nodes; each runs this command with MASTER_ADDR, MASTER_PORT and its NODE_RANK.",
-        ),
-    ] = 1,
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="How often the processes are started again, from the last checkpoint, after one was "
-            "killed or failed with code 1, unless the run diverged.",
-        ),
-    ] = 0,
-    strategy: Annotated[
-        Literal["auto", "ddp", "fsdp"],
-        typer.Option(help="ddp: a whole model in each process; fsdp: the model is sharded; auto: ddp."),
-    ] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help=_RESUME)] = False,
+    devices: Annotated[str, typer.Option(help=_DEVICES)] = "auto",
+    nodes: Annotated[int, typer.Option(min=1, help=_NODES)] = 1,
+    max_restarts: Annotated[int, typer.Option(min=0, help=_MAX_RESTARTS)] = 0,
+    strategy: Annotated[Literal["auto", "ddp", "fsdp"], typer.Option(help=_STRATEGY)] = "auto",
     accelerator: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="The device.")] = "auto",
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Open the data, time ten steps, print the plan of the run, and exit."),
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the plan as JSON.")] = False,
 ) -> None:
     """Train the model of a recipe, and write its checkpoints, log and report to a folder.

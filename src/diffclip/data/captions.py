@@ -139,7 +139,7 @@ def _entries(content: Any, file: Path) -> Iterable[Any]:
         return content
     if isinstance(content, dict) and "annotations" not in content:
         lists: list[list[Any]] = [value for value in content.values() if isinstance(value, list)]
-        lists = [rows for rows in lists if any(isinstance(row, dict) and _column(row, _IMAGE) for row in rows)]
+        lists = [rows for rows in lists if any(_column(row, _IMAGE) for row in rows if isinstance(row, dict))]
         if len(lists) == 1:
             return lists[0]
         if not lists and all(_texts(value) is not None for value in content.values()):
