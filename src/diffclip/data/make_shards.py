@@ -121,12 +121,8 @@ def make_shards(
         if len(faults) == len(samples):
             raise InputError(f"every image in {source} is broken (first: {faults[0]}): replace the files")
         write_text(temporary / "nshards.txt", f"{len(jobs)}\n")
-    return ShardCounts(
-        len(jobs),
-        sum(part.samples for part in parts),
-        sum(part.captions for part in parts),
-        missing + uncaptioned + faults,
-    )
+    written, texts = sum(part.samples for part in parts), sum(part.captions for part in parts)
+    return ShardCounts(len(jobs), written, texts, missing + uncaptioned + faults)
 
 
 def _find_files(source: Path, captions: CaptionsByImage) -> tuple[dict[str, Path], list[Fault]]:

@@ -223,11 +223,9 @@ def coverage(mask: NDArray[np.bool_], box: Box, grid: int) -> NDArray[np.float64
     left, top, right, bottom = box
     columns = _overlaps(mask.shape[1], left, right, grid)
     # one row of patches at a time: as float64, a whole mask would take eight times its memory
-    rows = [
-        columns @ (weights[weights > 0] @ mask[weights > 0])
-        for weights in _overlaps(mask.shape[0], top, bottom, grid)
-    ]
-    return np.clip(np.stack(rows), 0, 1)
+    rows = _overlaps(mask.shape[0], top, bottom, grid)
+    shares = [columns @ (weights[weights > 0] @ mask[weights > 0]) for weights in rows]
+    return np.clip(np.stack(shares), 0, 1)
 
 
 def _overlaps(length: int, low: float, high: float, parts: int) -> NDArray[np.float64]:

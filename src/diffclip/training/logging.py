@@ -124,9 +124,8 @@ class RunLogger:
         # the run's own error must not be hidden by one of a full disk
         with suppress(*[OSError, InputError] if error else []), explain_disk_errors(self._run):
             # `ru_maxrss` is in bytes on macOS, else in KiB
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-                1 if sys.platform == "darwin" else 1024
-            )
+            unit = 1 if sys.platform == "darwin" else 1024
+            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
             how = format_error(error) if error else FINISHED
             record_end(self._run, how, self.reached, torch.cuda.max_memory_allocated() or used)
 
@@ -211,11 +210,8 @@ def _wandb_logger(run: Path, settings: Wandb, done: int, config: Mapping[str, An
 
 def _numbers(record: Mapping[str, Any], prefix: str, left_out: Iterable[str]) -> dict[str, float]:
     """Return the numbers of a record by name, also those of single layers."""
-    numbers = {
-        f"{prefix}/{name}": value
-        for name, value in record.items()
-        if name not in left_out and isinstance(value, int | float)
-    }
+    known = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    numbers = {f"{prefix}/{name}": value for name, value in known.items() if name not in left_out}
     layers = {
         f"{name}/{tower}/{layer}": value
         for name in ("lambda", "map_correlation")

@@ -72,9 +72,8 @@ def names_in(run: Path) -> set[str]:
 
 def lock_folder(run: Path) -> AbstractContextManager[None]:
     """Keep other processes from training in `run` until the context or this process ends."""
-    return hold_lock(
-        run / LOCK_FILE, f"another process trains in {run}: wait for it, or choose another --run"
-    )
+    busy = f"another process trains in {run}: wait for it, or choose another --run"
+    return hold_lock(run / LOCK_FILE, busy)
 
 
 def describe_change(
@@ -165,16 +164,9 @@ def read_run(folder: str | Path) -> Run:
     rows, name = read_lines(folder / METRICS_FILE), folder.resolve().name
     if not rows:
         raise InputError(f"{folder / METRICS_FILE} has no complete step yet: wait for the first step")
-    return Run(
-        folder,
-        name,
-        SEED.sub("", name),
-        read_fields(folder / RECIPE_FILE),
-        rows,
-        read_lines(folder / VALIDATION_FILE),
-        read_starts(folder),
-        (folder / METRICS_FILE).stat().st_mtime,
-    )
+    recipe, validations = read_fields(folder / RECIPE_FILE), read_lines(folder / VALIDATION_FILE)
+    write_time = (folder / METRICS_FILE).stat().st_mtime
+    return Run(folder, name, SEED.sub("", name), recipe, rows, validations, read_starts(folder), write_time)
 
 
 def read_lines(path: Path) -> list[Row]:

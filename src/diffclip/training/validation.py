@@ -124,10 +124,9 @@ def _score(model: CLIP, tokenizer: Tokenizer, shares: Sequence[_Share]) -> Valid
     pictured, described = zip(*examples, strict=True)
     inputs = {"visual": torch.stack(pictured), "text": tokenizer(described)}
     with evaluation_mode(model):
-        correlation = {
-            tower: correlation_by_layer(model, tower, tower_inputs).mean(0).tolist()
-            for tower, tower_inputs in inputs.items()
-        }
+        correlation = {}
+        for tower, tower_inputs in inputs.items():
+            correlation[tower] = correlation_by_layer(model, tower, tower_inputs).mean(0).tolist()
     scores = {"images": len(images), "captions": len(texts)} | recalls
     faults = dict.fromkeys(fault for share in shares for fault in share.faults)
     return Validation(scores | {"score": sum(recalls.values()) / len(recalls)}, correlation, list(faults))
