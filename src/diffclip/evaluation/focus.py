@@ -61,11 +61,9 @@ def focus(setting: Setting[MaskedSet]) -> list[Score]:
         blind = image_relevances(untrained, images, fresh[own_texts], methods=["relevance"])["relevance"]
         maps[UNTRAINED] = blind.flatten(2).flatten(0, 1).cpu()
         maps[CENTER_PRIOR] = measures.center_prior(grid).expand(len(covered), -1)
-        headlines = {
-            MapMetric(map, name): values
-            for map, rows in maps.items()
-            for name, values in _patches(rows, covered).items()
-        }
+        headlines: dict[MapMetric, Tensor] = {}
+        for kind, rows in maps.items():
+            headlines |= {MapMetric(kind, name): own for name, own in _patches(rows, covered).items()}
         primary = {key: values for key, values in headlines.items() if key.map == OWN_MINUS_OTHER}
         tables.append(primary | _measure(model, images, features[own_texts], covered) | headlines)
         positions += np.repeat(part_positions, own_texts.shape[1]).tolist()
@@ -164,9 +162,8 @@ def _measure(model: CLIP, images: Tensor, texts: Tensor, coverage: Tensor) -> di
             rows.append(torch.stack(weighted, 1))
     relevance = patch_part(torch.stack(rows, dim=1).flatten(0, 1).cpu())  # [n, L, H, P]
     table = _by_head("relevance", _patches(relevance, coverage))
-    for name, layers in _patches(
-        relevance.mean(2), coverage
-    ).items():  # of the mean map, and the last layer first
+    # of the mean map, and the last layer first
+    for name, layers in _patches(relevance.mean(2), coverage).items():
         table |= by_layer("relevance", name, layers) | {MapMetric("relevance", name): layers[:, -1]}
     flow = patch_part(rollout(maps)[:, 0]).cpu().float()[owners]
     table |= {MapMetric("rollout", name): values for name, values in _patches(flow, coverage).items()}
