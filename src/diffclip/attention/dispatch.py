@@ -109,12 +109,8 @@ def _choose_softmax(q: Tensor) -> str:
 def resolve_backend(
     shape: tuple[int, int, int, int], is_differential: bool, device: torch.device, dtype: torch.dtype
 ) -> tuple[str, str]:
-    """Return the backend that "auto" stands for in a training step, and the reason in a few words.
-
-    Args:
-        shape: of the queries, [batch, heads, tokens, size of a head].
-        is_differential: heads are in pairs, and values are twice as wide.
-    """
+    """Return the backend that "auto" stands for in a training step, and the reason in a few words. `shape` is that of
+    the queries, [batch, heads, tokens, size of a head]; differential heads are in pairs, with values twice as wide."""
     probe = torch.empty(1, device=device, dtype=dtype, requires_grad=True)
     batch, heads, tokens, size = shape
     q, v = probe.expand(shape), probe.expand(batch, heads // 2, tokens, 2 * size)

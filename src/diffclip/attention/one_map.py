@@ -31,9 +31,7 @@ class FirstMapAttention(FewerQueriesAttention, SoftmaxAttention):
 @register_attention("half-heads-norm")
 class HalfHeadsNormAttention(NormedAttention, SoftmaxAttention):
     """Plain attention with half as many heads, whose queries, keys and values are twice as wide, head norm and factor.
-
-    Its projections have the names and sizes of plain attention.
-    """
+    Its projections have the names and sizes of plain attention."""
 
     published_names: ClassVar[PublishedNames | None] = None
 

@@ -112,11 +112,7 @@ def _drop(name: str, reason: str, rows: Rows, samplers: dict[str, Sampler]) -> N
 
 
 def measure_backends(device: torch.device, seconds: float, progress: Progress) -> dict[str, Any]:
-    """Measure every backend on a CPU or CUDA device, beside plain attention and timm's arrangement.
-
-    Args:
-        seconds: about how long to measure.
-        progress: called after each tower.
+    """Measure every backend on a CPU or CUDA device for about `seconds`, beside plain attention and timm's arrangement.
 
     Returns:
         `about` (the machine), `towers` (the shape, the choice of "auto" and the rows of `measure`, by name),
@@ -183,12 +179,8 @@ def errors_of(names: Sequence[str], inputs: Inputs) -> list[float]:
 
 
 def advise(rows: dict[str, Rows], auto: dict[str, str]) -> tuple[str, str]:
-    """Choose the backend with the least geometric mean time over towers; return its name and one line of advice.
-
-    Args:
-        rows: for each tower the rows of `measure`.
-        auto: for each tower the backend that "auto" stands for.
-    """
+    """Choose the backend with the least geometric mean time over towers; return its name and one line of advice. By
+    tower, `rows` has the rows of `measure`, and `auto` the backend that "auto" stands for."""
 
     def mean(name: str) -> float:
         return _mean_time(rows, f"differential {name}")

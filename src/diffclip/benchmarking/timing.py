@@ -36,10 +36,8 @@ def make_sampler(call: Callable[[], object], device: torch.device) -> Sampler:
 def take_turns(
     samplers: Mapping[str, Sampler], rounds: int, seconds: float | None = None
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Return samples by name, one of each per round after a warm-up round, and the errors of failed samplers.
-
-    Stop after `rounds`, or after `seconds` if at least three rounds are done.
-    """
+    """Return samples by name, one of each per round after a warm-up round, and the errors of failed samplers. Stop
+    after `rounds`, or after `seconds` if at least three rounds are done."""
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     failures: dict[str, str] = {}
     started = time.perf_counter()

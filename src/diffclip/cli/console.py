@@ -67,12 +67,8 @@ def table_console() -> Console:
 
 
 def print_table(titles: Sequence[str], sides: str, rows: Iterable[Sequence[RenderableType] | None]) -> None:
-    """Print `rows` without interpreting markup; a row that is None draws a line.
-
-    Args:
-        titles: the titles of the columns.
-        sides: the alignment of each column, "l" or "r".
-    """
+    """Print `rows` without interpreting markup; a row that is None draws a line. `sides` has the alignment of each
+    column, "l" or "r"."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
