@@ -22,6 +22,8 @@ from diffclip import CLIP, InputError, plugins
 from diffclip.attention import ATTENTION_LAYERS
 from diffclip.config import VARIANTS, variant_config
 from diffclip.evaluation.run import TASKS
+from diffclip.model import empty_model
+from diffclip.training.plan import forward_flops
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "plugin.md"
 LINEAR = '''
@@ -50,6 +52,29 @@ class LinearAttention(diffclip.attention.SelfAttention):
         return out + self.extra(x) * self.noise
 
 diffclip.register_variant("CLIP-linear", vision="linear", text="linear")
+'''
+
+KEEPS = '''
+import torch, diffclip
+from diffclip.attention.softmax import SoftmaxAttention
+
+@diffclip.register_attention("keeps")
+class Keeps(SoftmaxAttention):
+    """Parameters of every kind, and tensors that are no parameters."""
+
+    def __init__(self, dim, num_heads, device=None, **rest):
+        super().__init__(dim, num_heads, device=device, **rest)
+        self.scales = torch.nn.ParameterList([torch.full((1,), 0.5, device=device)])
+        self.drawn = torch.nn.Parameter(torch.randn(dim, device=device))
+        self.register_buffer("shift", torch.arange(float(dim)), persistent=False)
+        self.register_buffer("order", torch.arange(dim).flip(0))
+        self.plain = torch.tensor([3.0])
+
+    def _attend(self, x, causal):
+        x = (x + self.drawn + self.shift)[..., self.order] * self.plain
+        return super()._attend(x, causal) * self.scales[0]
+
+diffclip.register_variant("CLIP-keeps", vision="keeps", text="keeps")
 '''
 
 
@@ -116,6 +141,28 @@ def test_own_random_parameters_start_equal_for_equal_seeds(linear: Path) -> None
     name = "visual.blocks.0.attn.noise"
     assert not torch.equal(first[name], other[name])
     assert 0.3 < float(first[name].std()) < 0.7
+
+
+def test_all_that_a_layer_keeps_is_there_again_after_loading(tmp_path: Path) -> None:
+    file = tmp_path / "keeps.py"
+    file.write_text(KEEPS)
+    plugins.load_plugin(str(file))
+    config = variant_config("CLIP-keeps", SIZES)
+    model, same = (CLIP(config, seed=1) for _ in range(2))
+    layer = model.visual.blocks[0].attn
+    assert layer.scales[0].item() == 0.5
+    assert torch.equal(layer.drawn, same.visual.blocks[0].attn.drawn)
+    assert not torch.equal(layer.drawn, CLIP(config, seed=2).visual.blocks[0].attn.drawn)
+
+    diffclip.save_weights(model, tmp_path / "saved")
+    loaded = diffclip.load(tmp_path / "saved")[0]
+    for encode, inputs in (("encode_image", random_images()), ("encode_text", TOKENS)):
+        assert torch.equal(getattr(loaded, encode)(inputs), getattr(model.eval(), encode)(inputs))
+    assert sum(forward_flops(empty_model(config)).values()) > 0
+    from diffclip.integrations.transformers.conversion import from_diffclip
+
+    with pytest.raises(InputError, match=r"attn\.shift.* transformers loses it: register it as a persistent"):
+        from_diffclip(model)
 
 
 def test_train_evaluate_and_attend_with_a_plugin_and_refuse_without(

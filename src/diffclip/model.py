@@ -45,10 +45,15 @@ class CLIP(nn.Module):
         self.config = config.model_copy(deep=True)
         self.config.vision.norm_eps = resolve_norm_eps(config.vision, init)
         vision, text = self.config.vision, self.config.text
-        self.visual = build_vision(vision, self.config.differential)
-        self.token_embedding = nn.Embedding(text.vocab_size, text.width)
-        self.positional_embedding = nn.Parameter(torch.empty(text.context_length, text.width))
-        self.transformer = TextTransformer(text, self.config.differential)
+        if seed is None:
+            seed = int(torch.randint(2**62, (), device="cpu").item())
+        with torch.random.fork_rng(devices=()):
+            # for values that the constructor of a plugin's layer draws
+            torch.default_generator.manual_seed(seed)
+            self.visual = build_vision(vision, self.config.differential)
+            self.token_embedding = nn.Embedding(text.vocab_size, text.width)
+            self.positional_embedding = nn.Parameter(torch.empty(text.context_length, text.width))
+            self.transformer = TextTransformer(text, self.config.differential)
         self.ln_final = nn.LayerNorm(text.width, eps=TEXT_NORM_EPS)
         self.image_projection = nn.Parameter(torch.empty(vision.width, config.embed_dim))
         self.text_projection = nn.Parameter(torch.empty(text.width, config.embed_dim))
@@ -58,8 +63,6 @@ class CLIP(nn.Module):
         for layers in self.attention_layers().values():
             set_lambda_init(layers, self.config.lambda_init)
         self.set_attention_backend(attention_backend)
-        if seed is None:
-            seed = int(torch.randint(2**62, (), device="cpu").item())
         initialise(self.named_parameters(), self.config, init, seed)
 
     def attention_layers(self) -> dict[str, list[SelfAttention]]:
@@ -189,6 +192,15 @@ class CLIP(nn.Module):
             "logit_scale": self.logit_scale.exp(),
         }
         return out | {"logit_bias": self.logit_bias} if self.config.logit_bias else out
+
+
+def empty_model(config: CLIPConfig, attention_backend: str = "auto") -> CLIP:
+    """Build a model whose weights are to be replaced: on the device "meta", without memory and draws. With a layer of
+    a plugin the model is on the CPU, because such a layer may keep tensors that weights do not have."""
+    layers = config.vision.layer, config.text.layer
+    is_own = all(layer.__module__.startswith("diffclip.") for layer in layers)
+    with torch.device("meta" if is_own else "cpu"):
+        return CLIP(config, attention_backend=attention_backend, seed=0)
 
 
 def create_model(

@@ -190,8 +190,8 @@ def check_fit(model: CLIP, state: Mapping[str, Tensor], source: str | Path) -> N
         ],
         "quantized or integer": [
             f"{name} {str(theirs.dtype).removeprefix('torch.')}"
-            for name, theirs, _ in pairs
-            if not theirs.is_floating_point() or theirs.itemsize < 2
+            for name, theirs, ours in pairs
+            if ours.is_floating_point() and not (theirs.is_floating_point() and theirs.itemsize > 1)
         ],
     }
     if not any(faults.values()):

@@ -130,8 +130,8 @@ class SelfAttention(nn.Module, ABC):
     @classmethod
     def starting_value(cls, name: str, shape: torch.Size, start: StartingValues) -> Tensor | None:
         """Return the starting value of the parameter `name` of this layer, such as "qkv.weight". None keeps the value
-        from the constructor, which should then be constant."""
-        return start(name, shape) if "." in name else None
+        from the constructor."""
+        return start(name, shape) if name.endswith((".weight", ".bias")) else None
 
     @abstractmethod
     def _attend(self, x: Tensor, causal: bool) -> Tensor:

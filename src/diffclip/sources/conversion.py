@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from diffclip.config import parse_config
 from diffclip.errors import InputError
-from diffclip.model import CLIP
+from diffclip.model import CLIP, empty_model
 from diffclip.published import from_published
 from diffclip.weights import Weights, put_weights
 
@@ -42,8 +42,7 @@ def assemble(
     state = from_published(state)  # joins queries, keys and values
     state["visual.cls_token"] = state["visual.cls_token"].reshape(1, 1, -1)
     state["visual.pos_embed"] = state["visual.pos_embed"][None]
-    with torch.device("meta"):  # without the initial draw
-        model = CLIP(parse_config(fields, source), seed=0)
+    model = empty_model(parse_config(fields, source))
     states = model.state_dict(), state
     ours, loaded = ({(name, t.shape) for name, t in tensors.items()} for tensors in states)
     if odd := sorted(name for name, _ in ours ^ loaded):

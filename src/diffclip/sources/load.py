@@ -100,9 +100,7 @@ def _load(
     only_clip: bool = False,
 ) -> tuple[tuple[Any, Any, Any], Mapping[str, Any]]:
     """Load a model with its preparation and tokenizer; return them, and the facts that are saved with the weights."""
-    import torch
-
-    from diffclip.model import CLIP
+    from diffclip.model import CLIP, empty_model
     from diffclip.sources.hub import locate
     from diffclip.weights import put_weights, read_weights
 
@@ -119,8 +117,7 @@ def _load(
         path = locate(source)
         weights = read_weights(path)
         # without memory until the weights are known to fit, and without the initial draw, which takes seconds at ViT-B
-        with torch.device("meta"):
-            model = CLIP(_resolve_config(weights, path, name), seed=0)
+        model = empty_model(_resolve_config(weights, path, name))
         put_weights(model, weights, path)
         origin = weights.origin
     return prepare(model, image_size, context_length), origin

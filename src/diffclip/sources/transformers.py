@@ -31,7 +31,7 @@ from diffclip.config import (
     parse_config,
 )
 from diffclip.errors import InputError, explain_errors
-from diffclip.model import CLIP
+from diffclip.model import CLIP, empty_model
 from diffclip.sources.conversion import (
     WAY_OUT,
     activation_of,
@@ -217,9 +217,7 @@ def load_transformers(place: str | Path, source: str = "") -> CLIP:
         core_name(name): (value.T if name in PROJECTIONS else value).float().contiguous()
         for name, value in saved.items()
     }
-    with torch.device("meta"):
-        model = CLIP(config, seed=0)
-    return put_weights(model, Weights(state), source).eval()
+    return put_weights(empty_model(config), Weights(state), source).eval()
 
 
 def from_transformers(model: nn.Module, source: str = "the model") -> CLIP:

@@ -106,7 +106,8 @@ def check_site(study: Study, site: Site, groups: Collection[Group] = GROUPS) -> 
         foreign = dict.fromkeys(entry.dataset for entry in entries if entry.dataset in PUBLISHED)
         if foreign:
             raise InputError(
-                f"{', '.join(foreign)} is not among the scenes that the study draws: choose another suite"
+                f"the suite measures {', '.join(foreign)}, and the study draws scenes alone: take the suite clutter or "
+                "scenes"
             )
         return
     if not site.data.is_dir():

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diffclip.config import CLIPConfig, name_of
 from diffclip.errors import InputError
-from diffclip.model import CLIP
+from diffclip.model import CLIP, empty_model
 from diffclip.training.about import cpu_name
 from diffclip.training.accumulate import backward_in_parts
 from diffclip.training.distributed import native_precision
@@ -50,8 +50,7 @@ def plan_run(recipe: Recipe, world: int = 1, strategy: str = "auto", samples: in
     samples = samples if samples is not None else recipe.data.expected_samples
     steps_per_epoch = samples // recipe.batch_size if samples is not None else None
     config, share = recipe.config(), max(1, recipe.batch_size // world)
-    with torch.device("meta"):
-        model = CLIP(config, attention_backend="eager", seed=0)  # so that every entry of every map counts
+    model = empty_model(config, "eager")  # so that every entry of every map counts
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     rate, memory = measure_steps(recipe, device, share)
@@ -96,8 +95,9 @@ def parameters_by_part(model: CLIP) -> dict[str, int]:
 
 
 def forward_flops(model: CLIP) -> dict[str, int]:
-    """Count the operations of a forward pass of one sample by tower, for a `model` on the meta device."""
-    images, tokens = make_batch(model.config, 2, "meta")  # not one sample, which some operations treat apart
+    """Count the operations of a forward pass of one sample by tower, for a `model` of `empty_model`."""
+    # not one sample, which some operations treat apart
+    images, tokens = make_batch(model.config, 2, model.logit_scale.device)
     counts = {}
     for tower, encode, inputs in (
         ("vision tower", model.encode_image, images),

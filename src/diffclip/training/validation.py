@@ -18,7 +18,7 @@ from diffclip.errors import Fault, InputError, NotFiniteError
 from diffclip.evaluation.embed import check_embeddings, embed_images, embed_texts, evaluation_mode
 from diffclip.evaluation.metrics import retrieval_metrics, retrieval_ranks
 from diffclip.maps.attention_maps import correlation_by_layer
-from diffclip.model import CLIP
+from diffclip.model import CLIP, empty_model
 from diffclip.preprocess import EvalTransform
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.distributed import gather, shared_errors
@@ -67,10 +67,9 @@ def _unshard(model: CLIP, attention_backend: str) -> CLIP:
     if not any(map(is_share, model.parameters())):
         return model
     state: Any = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    with torch.device("meta"):
-        whole = CLIP(model.config, attention_backend=attention_backend, seed=0)
+    whole = empty_model(model.config, attention_backend)
     whole.load_state_dict(state, assign=True)
-    return whole
+    return whole.to(model.logit_scale.device)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import CLIPProcessor, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig
+from diffclip.config import VOCABULARY, CLIPConfig, PreprocessConfig, name_of
 from diffclip.errors import InputError
 from diffclip.files import write_atomically
 from diffclip.integrations.transformers.configuration import DiffCLIPConfig, DiffCLIPVisionConfig
@@ -25,8 +25,9 @@ from diffclip.integrations.transformers.models import (
     DiffCLIPPreTrainedModel,
     DiffCLIPVisionModel,
 )
-from diffclip.model import CLIP
+from diffclip.model import CLIP, empty_model
 from diffclip.sources.transformers import PROJECTIONS, core_name, hide_progress_bar
+from diffclip.tensors import first_names
 from diffclip.tokenizer import check_end_of_text
 
 Converted = TypeVar("Converted", bound=DiffCLIPPreTrainedModel)
@@ -62,6 +63,11 @@ def vision_from_diffclip(model: CLIP) -> DiffCLIPVisionModel:
 
 
 def _copy_model(kind: type[Converted], config: Any, model: CLIP) -> Converted:
+    if lost := dict(model.named_buffers()).keys() - model.state_dict().keys():
+        raise InputError(
+            f"{name_of(model.config)} keeps {first_names(sorted(lost))} beside its weights, and transformers loses "
+            "it: register it as a persistent buffer"
+        )
     with torch.device("meta"):  # no random values: the copies replace them at once
         copy = kind(config)
     ours = model.state_dict()
@@ -85,11 +91,10 @@ def to_diffclip(model: DiffCLIPModel, preprocess: PreprocessConfig | None = None
     check_end_of_text(text.eos_token_id, text.vocab_size, "the model")
     if preprocess is not None:
         config.preprocess = preprocess
-    with torch.device("meta"):
-        copy = CLIP(config, seed=0)
+    copy = empty_model(config)
     state = {core_name(name): _copy_parameter(name, value) for name, value in model.state_dict().items()}
     copy.load_state_dict(state, assign=True)
-    return copy.train(model.training)
+    return copy.to(model.device).train(model.training)
 
 
 def _copy_parameter(name: str, value: Tensor) -> Tensor:
