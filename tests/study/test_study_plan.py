@@ -135,7 +135,7 @@ def test_spec_beside_the_results_stays_as_it_was_written(
     (out / "spec.yaml").write_text(text)
     StudyFolder(out).claim(read_study(out / "spec.yaml"))
     assert (out / "spec.yaml").read_text() == text
-    with pytest.raises(InputError, match=r"spec.yaml says otherwise: write the changes into it"):
+    with pytest.raises(InputError, match=r"spec.yaml has models.seeds=\[0, 1\], not \[0, 1, 2\]: write it"):
         StudyFolder(out).claim(read_study(out / "spec.yaml", ["models.seeds=[0, 1, 2]"]))
 
 

@@ -44,6 +44,11 @@ def test_command_finds_running_jobs_and_queues_lost_ones_again(
         number = (runs / "models" / f"{arm}-s0.slurm").read_text()
         subprocess.run(["scancel", *options, number], check=True)
 
+    wrong = subprocess.run(
+        [*command, "--slurm", "partition=none"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 2, wrong.stderr
+    assert "diffclip: SLURM refuses the jobs (sbatch: error: " in wrong.stderr
     with log.open("w") as stderr:
         first = subprocess.Popen(command, stderr=stderr)
         wait_for(lambda: steps("CLIP") > 4 and steps("DiffCLIP") > 4)

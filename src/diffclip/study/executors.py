@@ -113,8 +113,14 @@ class Slurm:
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Submit an array of jobs, and keep their numbers."""
+        from submitit.core.utils import FailedJobError
+
         files = [str(job.beside("job.json").absolute()) for job in jobs]
-        array = self._executor.map_array(run_job_on_cluster, files) if files else ()
+        try:
+            array = self._executor.map_array(run_job_on_cluster, files) if files else ()
+        except FailedJobError as error:
+            refusal = " ".join(str(error).split())
+            raise InputError(f"SLURM refuses the jobs ({refusal}): change the options of --slurm") from None
         for job, submitted in zip(jobs, array, strict=True):
             job.beside("slurm").write_text(submitted.job_id, encoding="utf-8")
 

@@ -81,10 +81,8 @@ class StudyFolder:
         self.check(study)
         self.study, file = study, self.path / SPEC_FILE
         if file.is_file() and not file.read_text("utf-8").startswith(_WRITTEN):
-            if read_spec(self.path) != study:
-                raise InputError(
-                    f"{file} says otherwise: write the changes into it, or choose another --output"
-                )
+            if change := describe_change(read_spec(self.path).model_dump(), study.model_dump(), ()):
+                raise InputError(f"{file} has {change}: write it into the file, or choose another --output")
         else:
             write_text(file, f"{_WRITTEN}\n{study.to_yaml()}")
 
@@ -206,12 +204,9 @@ def _describe_model(planned: Planned) -> dict[str, Any]:
 
 
 def _count_parameters(recipe: Recipe) -> int:
-    import torch
+    from diffclip.model import empty_model
 
-    from diffclip.model import CLIP
-
-    with torch.device("meta"):
-        return sum(weights.numel() for weights in CLIP(recipe.config(), seed=0).parameters())
+    return sum(weights.numel() for weights in empty_model(recipe.config()).parameters())
 
 
 def _fixed_fields(spec: Family) -> dict[str, Any]:
