@@ -114,6 +114,7 @@ def test_the_demo_trains_the_model_of_a_plugin_beside_both(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-2000:]
     page = (tmp_path / "demo" / "report.html").read_text()
     assert "CLIP, DiffCLIP and CLIP-relu on the built-in scenes" in page
+    assert "--seeds 2 --plugin mine.py" in page
     for text in (page, done.stdout):
         assert "CLIP-relu" in text
         assert "One run each" not in text

@@ -22,6 +22,7 @@ from diffclip import CLIP, InputError, plugins
 from diffclip.attention import ATTENTION_LAYERS
 from diffclip.config import VARIANTS, variant_config
 from diffclip.evaluation.run import TASKS
+from diffclip.maps.recording import recording
 from diffclip.model import empty_model
 from diffclip.training.plan import forward_flops
 
@@ -89,6 +90,13 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         table.clear()
         table.update(entries)
     plugins._loading.clear()
+
+
+def forget_plugins() -> None:
+    """Let a plugin be loaded again, as a new process would."""
+    plugins._digests.clear()
+    plugins._loading.clear()
+    ATTENTION_LAYERS.pop("relu")
 
 
 def documented_code() -> list[str]:
@@ -200,9 +208,7 @@ def test_train_evaluate_and_attend_with_a_plugin_and_refuse_without(
     assert ended.returncode == 0, ended.stderr
 
     relu.write_text(relu.read_text() + "\n# changed\n")
-    plugins._digests.clear()
-    plugins._loading.clear()
-    ATTENTION_LAYERS.pop("relu")
+    forget_plugins()
     refused = diffclip_command("train", recipe, "--resume", "--run", run, "epochs=2")
     assert refused.returncode == 2
     assert "the plugin mine.py has changed since" in refused.stderr
@@ -233,6 +239,13 @@ def test_a_layer_without_maps_is_measured_and_says_so_where_maps_are_needed(
         ("def (\n", "SyntaxError"),
         ("import diffclip\ndiffclip.register_variant('X', vision='sotfmax')\n", "did you mean 'softmax'"),
         ("import diffclip\ndiffclip.register_attention('x')(int)\n", "int is no subclass of"),
+        ("import diffclip\ndiffclip.register_attention(int)\n", '@register_attention("NAME")'),
+        ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3"),
+        ("import diffclip\ndiffclip.register_variant('X', color='greenish')\n", "'greenish' is not one"),
+        (
+            LINEAR.replace("    def _attend", "    options = frozenset({'lambda_int'})\n    def _attend"),
+            "'lambda_init'",
+        ),
     ],
 )
 def test_a_faulty_plugin_is_refused_in_one_line(code: str, words: str, tmp_path: Path) -> None:
@@ -241,6 +254,65 @@ def test_a_faulty_plugin_is_refused_in_one_line(code: str, words: str, tmp_path:
     ended = diffclip_command("evaluate", "x", "--plugin", file)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert words in ended.stderr
+
+
+def test_a_layer_of_the_wrong_shape_is_named_and_may_be_mended(
+    relu: Path, scenes: Path, tmp_path: Path
+) -> None:
+    right = relu.read_text()
+    relu.write_text(right.replace("(x, causal)[0]", "(x, causal)[0][..., 1:]"))
+    command = ["train", recipe_file(tmp_path, scenes, model="CLIP-relu", plugins=["mine.py"])]
+    command += ["--run", tmp_path / "run", "--resume"]
+    refused = diffclip_command(*command)
+    assert refused.returncode == 2
+    assert "ReluAttention._attend maps x [8, 5, 16] to [8, 5, 15]: return [B, N, C]" in refused.stderr
+    relu.write_text(right)
+    forget_plugins()
+    ended = diffclip_command(*command)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+def test_a_parameter_that_nothing_uses_is_named(relu: Path, scenes: Path, tmp_path: Path) -> None:
+    unused = "\n        self.unused = torch.nn.Parameter(torch.ones(1, device=device))\n\n    def _attend("
+    relu.write_text(relu.read_text().replace("\n\n    def _attend(", unused, 1))
+    recipe = recipe_file(tmp_path, scenes, model="CLIP-relu", plugins=["mine.py"])
+    command = [sys.executable, "-m", "diffclip.cli", "train", str(recipe), "-r", str(tmp_path / "run")]
+    command += ["--devices", "2", "--strategy", "ddp", "--accelerator", "cpu"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    line = (
+        "diffclip: the loss does not depend on visual.blocks.0.attn.unused, as DDP expects: use it, or give"
+    )
+    assert ended.stderr.count(line) == 1
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            "return out, AttentionMaps(maps.first.mean(1))",
+            r"a map \[2, 17, 17\] of 17 tokens: return maps \[B, H",
+        ),
+        ("return 2 * out, maps", "different outputs for the same x"),
+        ("self.is_differential = True; return out, maps", "gives one map, and is_differential is True"),
+    ],
+)
+def test_wrong_maps_of_a_layer_are_refused(wrong: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        "import diffclip\nfrom diffclip.attention import AttentionMaps\n"
+        "from diffclip.attention.softmax import SoftmaxAttention\n"
+        "@diffclip.register_attention('wrong')\nclass Wrong(SoftmaxAttention):\n"
+        "    def attend_through_maps(self, x, causal, detach_norm=False):\n"
+        f"        out, maps = super().attend_through_maps(x, causal, detach_norm)\n        {wrong}\n"
+        "diffclip.register_variant('CLIP-wrong', vision='wrong')\n"
+    )
+    plugins.load_plugin(str(file))
+    model = CLIP(variant_config("CLIP-wrong", SIZES), seed=0)
+    with recording(model, "visual"), pytest.raises(InputError, match=words):
+        model.encode_image(random_images())
 
 
 @pytest.mark.parametrize("source", ["missing.py", "no_such_module_here", "folder/missing.py"])

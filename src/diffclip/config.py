@@ -7,6 +7,7 @@ Sizes and names follow the paper (TMLR 2025, Section 4) and its baseline, SLIP's
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -251,8 +252,10 @@ def register_variant(
         color: in figures, such as "#0072b2"; by default one that no other model of a figure has.
 
     Raises:
-        InputError: another variant has this name, or there is no such attention.
+        InputError: another variant has this name, there is no such attention, or the color is not one.
     """
+    if color is not None and not re.fullmatch("#[0-9a-fA-F]{6}", color):
+        raise InputError(f'variant {name}: color {color!r} is not one: write it as "#0072b2"')
     variant = Variant(vision, text, lambda_init, registers, head_norm, factor, color)
     if VARIANTS.get(name, variant) != variant:
         raise InputError(f"variant {name!r} is registered already: choose another name")

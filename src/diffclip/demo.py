@@ -7,6 +7,7 @@ All models have the same init (`matched`), data order and budget. Finished parts
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from diffclip.evaluation.records import RESULTS_FILE, Record
 from diffclip.evaluation.results_file import ResultsFile
 from diffclip.evaluation.run import Sets, run_entries
 from diffclip.evaluation.suite import Entry
-from diffclip.plugins import loaded_plugins
+from diffclip.plugins import loaded_plugins, plugin_sources
 from diffclip.report.examples import attention_examples, retrieval_examples
 from diffclip.report.labels import percent
 from diffclip.report.page import Extra, write_report
@@ -74,8 +75,10 @@ def run_demo(
         train_on_scenes(runs[-1], scenes, model, seed, say)
         records += _evaluate(runs[-1], scenes, say)
         if name in waiting or name == names[-1]:
-            command = shlex.join(["diffclip", "demo", "--folder", str(folder), "--seeds", str(seeds)])
-            _write_page(page, runs, scenes, compared, records, command)
+            command = ["diffclip", "demo", "--folder", str(folder), "--seeds", str(seeds)]
+            for source in plugin_sources():
+                command += ["--plugin", os.path.relpath(source) if os.sep in source else source]
+            _write_page(page, runs, scenes, compared, records, shlex.join(command))
         if name in waiting:
             waiting.remove(name)
             seconds = time.monotonic() - started  # with its data and its page

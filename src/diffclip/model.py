@@ -197,9 +197,8 @@ class CLIP(nn.Module):
 def empty_model(config: CLIPConfig, attention_backend: str = "auto") -> CLIP:
     """Build a model whose weights are to be replaced: on the device "meta", without memory and draws. With a layer of
     a plugin the model is on the CPU, because such a layer may keep tensors that weights do not have."""
-    layers = config.vision.layer, config.text.layer
-    is_own = all(layer.__module__.startswith("diffclip.") for layer in layers)
-    with torch.device("meta" if is_own else "cpu"):
+    is_built_in = config.vision.layer.is_built_in() and config.text.layer.is_built_in()
+    with torch.device("meta" if is_built_in else "cpu"):
         return CLIP(config, attention_backend=attention_backend, seed=0)
 
 

@@ -43,8 +43,7 @@ def load_plugin(source: str, folder: Path | None = None) -> None:
         raise InputError(f"plugin {source}: another plugin is called {name}; rename the file")
     _loading.add(source)
     _import(source, file)
-    inherited = [*filter(None, os.environ.get(_INHERITED, "").split(os.pathsep)), source]
-    os.environ[_INHERITED] = os.pathsep.join(dict.fromkeys(inherited))
+    os.environ[_INHERITED] = os.pathsep.join(dict.fromkeys([*plugin_sources(), source]))
 
 
 def _import(source: str, file: Path | None) -> None:
@@ -58,7 +57,7 @@ def _import(source: str, file: Path | None) -> None:
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # so that its classes can be pickled
             spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _loading.discard(source)
         if isinstance(error, ModuleNotFoundError) and f"{source}.".startswith(f"{error.name}."):
             raise InputError(
@@ -88,8 +87,13 @@ def find_registered(is_known: Callable[[], bool]) -> bool:
 
 def load_inherited() -> None:
     """Load the plugins of the process that started this one."""
-    for source in filter(None, os.environ.get(_INHERITED, "").split(os.pathsep)):
+    for source in plugin_sources():
         load_plugin(source)
+
+
+def plugin_sources() -> list[str]:
+    """List the plugins of this process and of the one that started it, as `load_plugin` takes them."""
+    return [source for source in os.environ.get(_INHERITED, "").split(os.pathsep) if source]
 
 
 def loaded_plugins() -> dict[str, str]:

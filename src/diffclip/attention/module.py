@@ -115,6 +115,11 @@ class SelfAttention(nn.Module, ABC):
         self.out_proj = nn.Linear(dim, dim, bias=proj_bias, device=device, dtype=dtype)
 
     @classmethod
+    def is_built_in(cls) -> bool:
+        """Tell whether the layer is of this package. What the layer of a plugin returns is checked."""
+        return cls.__module__.startswith("diffclip.")
+
+    @classmethod
     def has_maps(cls) -> bool:
         """Tell whether the layer defines `attend_through_maps`."""
         return cls.attend_through_maps is not SelfAttention.attend_through_maps
@@ -157,10 +162,15 @@ class SelfAttention(nn.Module, ABC):
         return self.qkv(x).chunk(3, dim=-1)[2]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """x [B, N, C] to [B, N, C]. A mask raises `ValueError`: the towers only know full and causal attention."""
+        """x [B, N, C] to [B, N, C]. A mask raises `ValueError`: the towers only know full and causal attention. Another
+        shape from the layer of a plugin raises `InputError`."""
         if attn_mask is not None:
             raise ValueError("attn_mask is not supported: attention is full, or causal with is_causal=True")
-        out: Tensor = self.out_proj(self._attend(x, is_causal))
+        heads = self._attend(x, is_causal)
+        if not self.is_built_in() and heads.shape != x.shape:
+            shapes = f"x {list(x.shape)} to {list(heads.shape)}"
+            raise InputError(f"{type(self).__name__}._attend maps {shapes}: return [B, N, C], as x has")
+        out: Tensor = self.out_proj(heads)
         return F.dropout(out, self.proj_drop) if self.training and self.proj_drop else out
 
 

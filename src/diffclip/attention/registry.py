@@ -11,19 +11,25 @@ from diffclip.plugins import find_registered
 
 Layer = TypeVar("Layer", bound=type[SelfAttention])
 
+OPTIONS = {"lambda_init", "head_norm", "factor"}
+"""The names that `SelfAttention.options` may have."""
 ATTENTION_LAYERS: dict[str, type[SelfAttention]] = {}
 """The layer for each value of `attention` in a tower's configuration."""
 
 
 def register_attention(name: str) -> Callable[[Layer], Layer]:
-    """Register a subclass of `SelfAttention` as the kind of attention `name`. Another class, or a name that is taken,
-    raises `InputError`."""
+    """Register a subclass of `SelfAttention` as the kind of attention `name`. Another class, unknown `options`, or a
+    name that is taken raises `InputError`."""
+    if not isinstance(name, str):
+        raise InputError(f'@register_attention has no name: write @register_attention("NAME") above {name}')
 
     def register(layer: Layer) -> Layer:
         if not issubclass(layer, SelfAttention):
             raise InputError(
                 f"{layer.__name__} is no subclass of diffclip.attention.SelfAttention: derive it"
             )
+        for option in layer.options - OPTIONS:
+            raise unknown_name(f"option of {layer.__name__}", option, sorted(OPTIONS))
         if (known := ATTENTION_LAYERS.get(name)) is not None:
             raise InputError(f"attention {name!r} is {known.__qualname__} already: choose another name")
         ATTENTION_LAYERS[name] = layer

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diffclip.attention.module import AttentionMaps
+from diffclip.errors import InputError
 from diffclip.model import CLIP
 
 Norm = Literal["detached", "graph"]
@@ -88,5 +89,25 @@ def _attend(
     out: Tensor
     maps: AttentionMaps
     out, maps = layer.attend_through_maps(x, causal, detach_norm and gradients)
+    if not layer.is_built_in():
+        _check(layer, x, causal, out, maps)
     layer_maps.append(maps)
     return out
+
+
+@torch.no_grad()
+def _check(layer: Any, x: Tensor, causal: bool, out: Tensor, maps: AttentionMaps) -> None:
+    """Raise `InputError` if the layer of a plugin makes other maps than it says, or maps of another output."""
+    name, full, tokens = f"{type(layer).__name__}.attend_through_maps", maps.combined, x.shape[1]
+    if full.ndim != 4 or full.shape[2:] != (tokens, tokens):
+        raise InputError(
+            f"{name} gives a map {list(full.shape)} of {tokens} tokens: return maps [B, H, N, N]"
+        )
+    if layer.is_differential and maps.second is None:
+        raise InputError(
+            f"{name} gives one map, and is_differential is True: give the second map and lam too"
+        )
+    expected = type(layer)._attend(layer, x, causal)
+    close = 0.02 * float(expected.abs().nan_to_num().max())  # the paths round in their own ways
+    if not torch.allclose(out, expected, atol=close, equal_nan=True):
+        raise InputError(f"{name} and _attend give different outputs for the same x: correct one of them")

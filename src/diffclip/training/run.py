@@ -4,6 +4,7 @@ from saved weights or from a checkpoint), claims the folder, and makes the steps
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from diffclip.errors import Fault, InputError, RankError, require_group
 from diffclip.files import digest_of, read_link, write_text
 from diffclip.model import CLIP
 from diffclip.sources.load import load_clip
+from diffclip.tensors import first_names
 from diffclip.tokenizer import Tokenizer
 from diffclip.training.about import describe_start, hide_credentials
 from diffclip.training.checkpoint import (
@@ -48,7 +50,14 @@ from diffclip.training.logging import RunLogger, check_loggers, logger_makers
 from diffclip.training.loop import Trainer
 from diffclip.training.optimizer import freeze, make_optimizer
 from diffclip.training.recipe import DataRecipe, Recipe, read_recipe
-from diffclip.training.run_folder import RECIPE_FILE, add_start, check_folder, is_started, lock_folder
+from diffclip.training.run_folder import (
+    RECIPE_FILE,
+    add_start,
+    check_folder,
+    is_started,
+    lock_folder,
+    recipe_in,
+)
 from diffclip.training.stopping import StopRequest
 from diffclip.training.validation import validate
 from diffclip.weights import check_fit, check_same, load_weights
@@ -96,7 +105,7 @@ def train(
     check_loggers(recipe.loggers)
     hardware = (hardware or Hardware()).resolved()
     # precision and backend stay as they were when the run started: other ones would break exact resume
-    stored = read_recipe(run / RECIPE_FILE) if resume and (run / RECIPE_FILE).is_file() else recipe
+    stored = recipe_in(run) if resume and (run / RECIPE_FILE).is_file() else recipe
     precision = stored.precision if recipe.precision == "auto" else recipe.precision
     recipe = recipe.model_copy(update={"precision": native_precision(precision, hardware.accelerator)})
     fabric: Any = make_fabric(hardware, recipe.precision, recipe.process_timeout)
@@ -154,6 +163,14 @@ def train(
                     f"{run}: the GPU's memory is too small: go on with --resume and micro_batch=N or "
                     "grad_checkpointing=true"
                 ) from error
+            except RuntimeError as error:  # of DDP, in the second step
+                if not (numbers := re.search(r"not receive grad for rank \d+: ([\d ]+)", str(error))):
+                    raise
+                trained = [name for name, value in trainer.model.named_parameters() if value.requires_grad]
+                unused = first_names(trained[int(number)] for number in numbers[1].split())
+                raise InputError(
+                    f"the loss does not depend on {unused}, as DDP expects: use it, or give --strategy fsdp"
+                ) from None
         return Outcome(trainer.progress, trainer.all_skipped(), fabric.global_rank)
 
 

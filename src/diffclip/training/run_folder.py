@@ -18,7 +18,7 @@ import numpy as np
 
 from diffclip.errors import InputError, hide_secrets
 from diffclip.files import explain_disk_errors, hold_lock, read_json, write_text
-from diffclip.training.recipe import FREE_KEYS, Recipe, read_recipe
+from diffclip.training.recipe import FREE_KEYS, Recipe, parse_recipe
 from diffclip.training.recipe_file import read_fields
 
 RECIPE_FILE, LOCK_FILE, ABOUT_FILE = "recipe.yaml", ".lock", "about.json"
@@ -51,7 +51,7 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
             f"{run} has lost its checkpoints: restore that folder, or start a run in another folder"
         )
     # the recipe of another command (`diffclip vlm train`) is refused here
-    started = read_recipe(run / RECIPE_FILE) if RECIPE_FILE in names else None
+    started = recipe_in(run) if RECIPE_FILE in names else None
     if resume and started is not None:
         free = set(FREE_KEYS)
         if recipe.epochs > started.epochs:  # more epochs extend the run
@@ -62,6 +62,13 @@ def check_folder(recipe: Recipe, run: Path, resume: bool) -> None:
             raise InputError(f"{run} was started with {change}: resume with the same recipe")
     elif RECIPE_FILE not in names and names - {LOCK_FILE, "checkpoints"}:
         raise InputError(f"{run} holds other files: choose a new or an empty folder for --run")
+
+
+def recipe_in(run: Path) -> Recipe:
+    """Read the recipe of a run. Until its first checkpoint its plugins may change: a fault in one may have ended it."""
+    path = run / RECIPE_FILE
+    fields = read_fields(path)
+    return parse_recipe(fields if is_started(run) else {**fields, "plugins": []}, str(path))
 
 
 def names_in(run: Path) -> set[str]:
