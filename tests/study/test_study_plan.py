@@ -291,6 +291,8 @@ SWEEP: dict[str, Any] = {"lr": [1e-3], "weight_decay": [0.1], "seeds": [9]}
         ({"sweep": SWEEP | {"seeds": [1]}}, "contain a seed of models or ablations"),
         ({"sweep": SWEEP | {"lr": [0.0]}}, "sweep.lr.0: 0.0 is not above 0"),
         (_arms(x={"change": {"model": "CLIP", "data.train": "x"}}), "a change sets data.train: all runs"),
+        (_arms(x={"change": {"model": "CLIP", "seed": 3}}), "a change sets seed: all runs"),
+        ({"scenes": {"train": 9, "val": 9, "size": 8}}, "scenes.size: 8 is below 16"),
         (_arms(x=BARE), "arm x is against 'CLUP'"),
         ({"sweep": SWEEP | {"arms": ["CLIP"]}}, "arm DiffCLIP is not swept: add it or DiffCLIP to"),
         (_arms(x={"change": {"model": "DiffCLIB"}}), "arm x: unknown model 'DiffCLIB'"),

@@ -140,9 +140,9 @@ class Scenes(Part):
     train: PositiveInt
     val: PositiveInt
     test: PositiveInt = 1
-    size: PositiveInt
+    size: int = Field(ge=16)
     seed: NonNegativeInt = 0
-    distractors: NonNegativeInt = 0
+    distractors: int = Field(default=0, ge=0, le=64)
 
 
 class StudyEndpoints(Part, Endpoints):
@@ -195,9 +195,11 @@ class Study(Part, Family):
                 arm.against = arm.against if arm.against in self.models.arms else None
             self.contrasts = [pair for pair in self.contrasts if self._names.keys() >= set(pair)]
         for change in (self.change, *(arm.change for arm in self.arms.values())):
-            if given := change.keys() & {"data", "data.train", "data.val"}:
+            # with a seed of its own, all runs of an arm would be one run
+            if given := change.keys() & {"data", "data.train", "data.val", "seed"}:
                 raise ValueError(
-                    f"a change sets {', '.join(sorted(given))}: all runs of a study have the data that `data` names"
+                    f"a change sets {', '.join(sorted(given))}: all runs of a study have the data that `data` names, "
+                    "and the seeds of `models.seeds`"
                 )
         self._check_references()
         reported = {seed for grid in self.grids.values() for seed in grid.seeds}
