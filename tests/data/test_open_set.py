@@ -106,6 +106,13 @@ def test_a_retrieval_set_opens_a_split_or_a_part_of_it(captioned: Path, monkeypa
         open_set(captioned, "val[7:]")
 
 
+def test_captions_without_a_dataset_type_or_classes_are_for_retrieval(captioned: Path) -> None:
+    (captioned / "dataset_type.txt").unlink()
+    assert open_set(captioned, "val").kind == "retrieval"
+    (captioned / "dataset_type.txt").write_text("classification")
+    assert "has no classnames.txt" in refusal(captioned, "val")
+
+
 def test_broken_images_are_left_out_and_named_once(captioned: Path) -> None:
     changes = {1: {"jpg": b"x"}, 2: {"txt": b" "}, 3: {"jpg": None}, 4: {"jpg": b"y"}}
     path = write_shard(captioned / "val" / "0.tar", 6, changes=changes)
@@ -168,6 +175,8 @@ def test_class_names_and_templates_are_read_and_checked(classes: Path) -> None:
     (classes / "classnames.txt").write_bytes("\ufeffcat\r\nKäse\r\n\r\n".encode())
     data = open_set(classes, "test")
     assert (data.classnames, data.templates) == (["cat", "Käse"], ["a photo of a {c}"])
+    (classes / "classnames.txt").write_text("cat\ncat\n")
+    assert open_set(classes, "test").faults[0].reason.startswith("names 'cat' twice: a tie")
     # A blank line inside the list would shift every class after it.
     (classes / "classnames.txt").write_text("cat\n\ndog\n")
     assert "line 2 is blank" in refusal(classes, "test")

@@ -12,6 +12,7 @@ from torch import nn
 
 from diffclip.config import PreprocessConfig
 from diffclip.data.open_set import open_set
+from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting
 from diffclip.evaluation.robustness import EPSILONS, pgd, robustness
 from diffclip.evaluation.zero_shot import zero_shot
@@ -143,3 +144,6 @@ def test_images_are_classified_among_the_distinct_first_captions(loaded, tmp_pat
     folder = write_masked(tmp_path / "captions", samples, {"dataset_type.txt": "retrieval"})
     score = scores_of(setting_of(loaded, folder))["adversarial_accuracy", 0.0]
     assert (score.count, score.chance, score.facts["classes"]) == (6, pytest.approx(1 / 3), 3)
+    folder = write_masked(tmp_path / "alike", samples[:1] * 2, {"dataset_type.txt": "retrieval"})
+    with pytest.raises(InputError, match="alike has one text only, which is always right: give two"):
+        scores_of(setting_of(loaded, folder))

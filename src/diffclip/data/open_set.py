@@ -123,6 +123,9 @@ def _open_classes(name: str, split: str, kind: Kind, shards: list[Path], folder:
         which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
         reason = f"{which}: mean_per_class_recall is over the others"
         data.faults.append(Fault(str(folder / split), reason, "note"))
+    if twice := [name for name in dict.fromkeys(classnames) if classnames.count(name) > 1]:
+        reason = f"names {twice[0]!r} twice: a tie, which counts as wrong"
+        data.faults.append(Fault(str(folder / "classnames.txt"), reason, "note"))
     if not _lines(folder / _TEMPLATES):
         reason = f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken"
         data.faults.append(Fault(str(folder), reason, "note"))
@@ -186,7 +189,11 @@ def _kind_of_samples(folder: Path, shards: list[Path]) -> Kind:
     is_declared = any((folder / file).exists() for file in ("classnames.txt", "dataset_type.txt"))
     if MASK in endings and not is_declared:
         return "masks"
-    return "segmentation" if SEGMENTS in endings and "cls" not in endings else "classification"
+    if "cls" in endings:
+        return "classification"
+    if SEGMENTS in endings:
+        return "segmentation"
+    return "retrieval" if endings & {"txt", "json"} and not is_declared else "classification"
 
 
 def _shards(folder: Path, split: str) -> list[Path]:

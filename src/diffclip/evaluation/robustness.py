@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diffclip.data.evaluation_set import EvaluationSet
+from diffclip.errors import InputError
 from diffclip.evaluation.embed import Setting, check_embeddings, embed_images
 from diffclip.evaluation.metrics import chance_at, classification_ranks
 from diffclip.evaluation.scores import Score, mean_score, with_facts
@@ -40,6 +41,8 @@ def robustness(setting: Setting[EvaluationSet]) -> list[Score]:
     else:
         texts, labels = true_texts(setting)
         classifier = texts.T.contiguous()
+    if classifier.shape[1] < 2:
+        raise InputError(f"{setting.data.name} has one text only, which is always right: give two or more")
     classifier = classifier.clone()  # a graph cannot keep a tensor of inference mode
     preprocess = setting.preprocess.preprocess
     mean, std = torch.tensor([preprocess.mean, preprocess.std], device=classifier.device)[..., None, None]
