@@ -115,6 +115,7 @@ def test_the_demo_trains_the_model_of_a_plugin_beside_both(tmp_path: Path) -> No
     page = (tmp_path / "demo" / "report.html").read_text()
     assert "CLIP, DiffCLIP and CLIP-relu on the built-in scenes" in page
     assert "--seeds 2 --plugin mine.py" in page
+    assert re.search(r"Zero-shot by shape: CLIP [\d.]+, [\d.]+ %; DiffCLIP [\d.]+, [\d.]+ %; CLIP-relu", page)
     for text in (page, done.stdout):
         assert "CLIP-relu" in text
         assert "One run each" not in text

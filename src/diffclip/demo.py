@@ -121,9 +121,12 @@ def _write_page(
 def _not_learned(records: Sequence[Record]) -> str:
     """Compare zero-shot accuracy by shape with chance: models of this size do not learn shapes in minutes."""
     shapes = [record for record in records if (record.dataset, record.metric) == ("shapes", "acc1")]
-    values = ", ".join(f"{record.model} {percent(record.value)} %" for record in shapes)
+    by_model: dict[str, list[str]] = {}  # a value for each seed
+    for record in shapes:
+        by_model.setdefault(record.model, []).append(percent(record.value))
+    values = "; ".join(f"{model} {', '.join(of_seeds)} %" for model, of_seeds in by_model.items())
     return (
-        f"Zero-shot by shape: {values}, chance {percent(shapes[0].chance)} %. Models of this size learn colors in "
+        f"Zero-shot by shape: {values}; chance {percent(shapes[0].chance)} %. Models of this size learn colors in "
         "minutes, but not shapes: “two red stars” may find red squares."
     )
 

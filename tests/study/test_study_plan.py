@@ -208,6 +208,7 @@ def test_dry_run_prints_runs_time_and_detectable_difference(study_file, diffclip
     assert "runs vary by 2.24 points (standard deviation within arms, 2 degrees of freedom)" in ended.stdout
     least = detectable(sd, 6, df=5)
     assert f"6 runs of each arm find a difference of {100 * least:.2f} points" in ended.stdout
+    assert "80 % power; pairs of runs that rise and fall together find smaller ones" in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def _show_power(study: Study, runs: Sequence[Planned], folders: Sequence[Path]) 
             rows = len(study.all_contrasts) * len(study.measures) - 1
             corrected = detectable(sd, count, test_df, max(rows, 1))
             text += f", and of {100 * corrected:.2f} points in a secondary comparison, one of {rows}"
-        print(f"{text}, with 80 % power")
+        pairs = "; pairs of runs that rise and fall together find smaller ones" if paired else ""
+        print(f"{text}, with 80 % power{pairs}")
         return
     print("no detectable difference yet: it needs two finished runs of an arm, or --pilot FOLDER")
