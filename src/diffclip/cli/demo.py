@@ -39,7 +39,7 @@ def demo(
 
     With --plugin mine.py, the models that the plugin registers are trained and shown beside them.
 
-    A second call reuses finished parts. One seed takes about five minutes on 2 CPU cores.
+    A second call reuses finished parts. One seed takes five to seven minutes on 2 CPU cores.
     """
     require_group("train", "lightning")
     require_report()
