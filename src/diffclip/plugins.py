@@ -78,11 +78,13 @@ def find_registered(is_known: Callable[[], bool]) -> bool:
     if is_known():
         return True
     load_inherited()
-    for entry in () if is_known() else entry_points(group=GROUP):
+    if is_known():
+        return True
+    for entry in entry_points(group=GROUP):
         load_plugin(entry.module)
         if is_known():
-            break
-    return is_known()
+            return True
+    return False
 
 
 def load_inherited() -> None:

@@ -128,7 +128,7 @@ def _states_in(contents: object, path: str = "") -> Iterator[tuple[str, Mapping[
     """Yield the innermost mappings with tensors in `contents`, by their keys joined by dots."""
     if not isinstance(contents, Mapping):
         return
-    inner = list[tuple[str, Mapping[str, Tensor]]]()
+    inner: list[tuple[str, Mapping[str, Tensor]]] = []
     for key, value in contents.items():
         inner += _states_in(value, f"{path}.{key}" if path else str(key))
     yield from inner

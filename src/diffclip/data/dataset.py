@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,8 @@ class DatasetSource:
     """The images of a dataset by number. Their contents are not hashed, so that no earlier result stands for them."""
 
     def __init__(self, dataset: Any, name: str) -> None:
-        if not (
-            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        ):  # it is streamed, for example
+        # one that is streamed, for example
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise InputError(
                 f"{name} ({type(dataset).__name__}) has no length or no items by number: give a map-style dataset"
             )
@@ -176,5 +174,15 @@ def dataset_set(
         is_there = train is not None and other == "train"
         return dataset_set(train, other, name, names, templates) if is_there else None
 
-    data = EvaluationSet(name, split, "classification", names, list(templates), source, numbers, labels)
-    return replace(data, faults=faults, beside=beside)
+    return EvaluationSet(
+        name,
+        split,
+        "classification",
+        names,
+        list(templates),
+        source,
+        numbers,
+        labels,
+        faults=faults,
+        beside=beside,
+    )

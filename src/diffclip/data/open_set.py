@@ -121,15 +121,16 @@ def _open_classes(name: str, split: str, kind: Kind, shards: list[Path], folder:
     data = EvaluationSet(name, split, kind, classnames, templates, tars, indices, labels, faults=faults)
     if labels and (empty := [classnames[n] for n in sorted(set(range(len(classnames))) - set(labels))]):
         which = f"has no image of {len(empty)} of its {len(classnames)} classes, the first is {empty[0]!r}"
-        reason = f"{which}: mean_per_class_recall is over the others"
-        data.faults.append(Fault(str(folder / split), reason, "note"))
+        _note(data, folder / split, f"{which}: mean_per_class_recall is over the others")
     if twice := [name for name in dict.fromkeys(classnames) if classnames.count(name) > 1]:
-        reason = f"names {twice[0]!r} twice: a tie, which counts as wrong"
-        data.faults.append(Fault(str(folder / "classnames.txt"), reason, "note"))
+        _note(data, folder / "classnames.txt", f"names {twice[0]!r} twice: a tie, which counts as wrong")
     if not _lines(folder / _TEMPLATES):
-        reason = f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken"
-        data.faults.append(Fault(str(folder), reason, "note"))
+        _note(data, folder, f"has no {_TEMPLATES}: {_DEFAULT_TEMPLATE!r} is taken")
     return data
+
+
+def _note(data: EvaluationSet, path: Path, reason: str) -> None:
+    data.faults.append(Fault(str(path), reason, "note"))
 
 
 def _tars(shards: list[Path], name: str, ending: str) -> TarSet:

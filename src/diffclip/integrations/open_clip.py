@@ -48,16 +48,18 @@ from diffclip.weights import CONFIG_KEY, Weights, check_same, put_weights, read_
 _MODEL_KEY = "diffclip"  # key of our configuration in open_clip's
 # arguments of `create_model` that have an effect; `model_kwargs` collects all others
 _USED = {
-    *(
-        "model_name",
-        "model_kwargs",
-        "pretrained",
-        "load_weights",
-        "require_pretrained",
-        "precision",
-        "device",
-    ),
-    *("cache_dir", "output_dict", "force_patch_dropout", "force_image_size", "force_preprocess_cfg"),
+    "model_name",
+    "model_kwargs",
+    "pretrained",
+    "load_weights",
+    "require_pretrained",
+    "precision",
+    "device",
+    "cache_dir",
+    "output_dict",
+    "force_patch_dropout",
+    "force_image_size",
+    "force_preprocess_cfg",
 }
 # weights_only: our reader never runs code; the others: our towers have no separate pretrained weights
 _WITHOUT_EFFECT = {"weights_only", "pretrained_image", "pretrained_text", "pretrained_hf"}

@@ -210,7 +210,8 @@ def _run_sections(paths: Sequence[str | Path]) -> list[Section]:
     """Make a section per run folder: how far the run is and how it was started. If there is only one, it is open."""
     runs = [read_run(run) for path in map(Path, paths) if path.is_dir() for run in run_folders(path)]
     sections = []
-    for run, facts in zip(runs, map(run_facts, runs), strict=True):
+    for run in runs:
+        facts = run_facts(run)
         table = Table("facts", "", pd.DataFrame(facts.items(), columns=["", run.name]))
         title = f"Run {run.name}: {facts['state']}, step {facts['step']}"
         sections.append(Section("run", title, tables=[table], open=len(runs) == 1))
