@@ -120,7 +120,7 @@ def read_spec(folder: Path) -> Family:
 
 
 def read_timing(folder: Path) -> dict[str, Any]:
-    """Read the step times of a study's arms that took turns on an idle machine; empty if there are none."""
+    """Read the step times of a study's arms that took turns in one process; empty if there are none."""
     file = folder / TIMING_FILE
     return dict(json.loads(file.read_text("utf-8"))["arms"]) if file.is_file() else {}
 
