@@ -1,12 +1,15 @@
 """Records grouped into measures and models, and their display names."""
 
 import pytest
+import yaml
 from made_records import made, make_record, results_from, write_study
 
 from diffclip.errors import InputError
+from diffclip.evaluation.records import write_records
 from diffclip.report.frame import headlines, measures_of, read_results, values_of
 from diffclip.report.labels import in_order, interval, measure_label, p_text, percent
 
+RECALL = ("retrieval", "flickr8k", "mean_recall")
 ABOUT = {"model": "CLIP", "seed": 0, "weights": "runs/CLIP-s0/checkpoints/best"}
 
 
@@ -137,6 +140,24 @@ def test_a_study_inside_a_folder_is_read_and_two_studies_are_not_merged(tmp_path
     for paths in (studies, [tmp_path / "more"]):
         with pytest.raises(InputError, match=r"k0 and .*k16 are two studies: give one of them"):
             read_results(paths)
+
+
+def test_a_change_between_studies_is_named_as_one(tmp_path):
+    values = {("k0", "CLIP"): 0.5, ("k0", "DiffCLIP"): 0.5, ("k16", "CLIP"): 0.3, ("k16", "DiffCLIP"): 0.4}
+    records = [
+        make_record(
+            {"model": model, "seed": seed, "weights": f"{study}-{model}", "study": study}, *RECALL, value
+        )
+        for (study, model), value in values.items()
+        for seed in (0, 1, 2)
+    ]
+    write_records(tmp_path / "results.jsonl", records)
+    endpoint = dict(zip(("task", "dataset", "metric"), RECALL, strict=True)) | {"study": "k16 - k0"}
+    primary = endpoint | {"arm": "DiffCLIP", "against": "CLIP"}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump({"endpoints": {"primary": primary}}))
+    results = read_results([tmp_path])
+    assert results.primary["label"] == "mean recall, Flickr8k, k16 − k0"
+    assert results.primary["difference"] == pytest.approx(0.1)
 
 
 def test_only_the_last_checkpoint_of_a_run_counts():

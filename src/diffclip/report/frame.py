@@ -199,8 +199,13 @@ def _with_labels(verdicts: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     rows = verdicts.to_dict("records")
     found = [numbers.get(measure_key(row), -1) for row in rows]
     names = fields["label"].to_dict()
-    labels = [names.get(measure) or measure_label(row) for measure, row in zip(found, rows, strict=True)]
+    labels = [names.get(measure) or _own_label(row) for measure, row in zip(found, rows, strict=True)]
     return verdicts.assign(measure=found, label=labels, share=[is_share(row) for row in rows])
+
+
+def _own_label(row: dict[str, Any]) -> str:
+    """Name a measure that has no records of its own: "mean recall, Flickr8k, k16 − k0"."""
+    return measure_label(row) + (f", {row['study']}".replace(" - ", " − ") if pd.notna(row["study"]) else "")
 
 
 def values_of(records: pd.DataFrame) -> pd.DataFrame:
