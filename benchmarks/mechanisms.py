@@ -37,8 +37,9 @@ HEAD = """# Mechanisms
 
 Every kind of attention in the package. Parameters are those of `{size}` with this kind in both
 towers, relative to plain CLIP. The step time is a training step of experiment A's size on one CPU
-thread, relative to plain CLIP's (–: not measured). Verdicts are against CLIP, one for each endpoint of
-the [experiments](../experiments/README.md), corrected as each experiment declares.
+thread, relative to plain CLIP's (–: not measured). Verdicts are against CLIP, at the same rate where an
+experiment has one, one for each endpoint of the [experiments](../experiments/README.md), corrected as
+each experiment declares.
 [Your own kind](plugin.md) needs one file.
 
 | attention | what it is | source | parameters | step time | verdicts |
@@ -58,6 +59,7 @@ in every size (`CLIP-gated-ViT-S-16`). Beside the kinds above there are:
 | `DiffCLIP-one-map` | DiffCLIP's first map alone, without head norm and factor |
 | `DiffCLIP-no-norm`, `-no-factor`, `-bare` | DiffCLIP without head norm, without the factor 1 − λ_init, without both |
 | `DiffCLIP-lambda0.2`, `DiffCLIP-lambda0.5` | another λ_init |
+| `DiffCLIP-dynamic` | a λ_init that grows with depth, from 0.2 to almost 0.8 |
 """
 
 
@@ -108,7 +110,7 @@ def verdicts_of(variant: str) -> str:
         if (folder / VERDICTS_FILE).is_file() and folder.name != WITHDRAWN:
             rows = read_verdicts(folder)
             words = rows.loc[
-                (rows["arm"] == variant) & (rows["against"].str.fullmatch("CLIP(@.*)?")), "verdict"
+                (rows["arm"] == variant) & (rows["against"].str.fullmatch("CLIP(@.*|-same-rate)?")), "verdict"
             ]
             counts.update(word for word in words if not word.startswith(("not measured", "unfinished")))
     found = ", ".join(f"{word} {count}" for word, count in counts.most_common())
