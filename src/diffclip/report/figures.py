@@ -23,7 +23,7 @@ from diffclip.report.compare import contrast_of, verdict_text
 from diffclip.report.frame import Results, measures_of, values_of
 from diffclip.report.labels import in_order, is_share, metric_label, percent
 from diffclip.report.printed import paper_gains, paper_key
-from diffclip.report.style import GRID, INK, MUTED, WIDTH, colors_of, new_figure
+from diffclip.report.style import GRID, INK, MUTED, colors_of, new_figure
 
 Curve = dict[str, Any]  # a line of `curves.jsonl`
 Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
@@ -71,7 +71,7 @@ def forest_chart(
     farthest = 1.25 * float(np.nanmax(np.abs(rows[["difference", "low", "high"]].to_numpy(float))))
     reach = min(100 * max(farthest, 1.05 * float(np.abs(np.concatenate(dots)).max(initial=0.01))), 100.0)
     several = rows["arm"].nunique() > 1 and by == "label"
-    figure = new_figure(WIDTH, 1)
+    figure = new_figure(1)
     axes = figure.subplots()
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -139,12 +139,12 @@ def _paired_differences(results: Results, rows: pd.DataFrame) -> list[npt.NDArra
     ]
 
 
-def values_chart(results: Results, measures: Sequence[int], title: str) -> Chart | None:
+def values_chart(results: Results, measures: Sequence[int]) -> Chart | None:
     """Draw values with their intervals over items, or the standard deviation over several runs."""
     records, fields = results.records, measures_of(results.records)
     shares = [measure for measure in measures if is_share(fields.loc[measure])]
     rows = [(fields.loc[measure, "label"], records[records["measure"] == measure]) for measure in shares]
-    return _bar_chart(results, rows, "values", title, "Values in percent.")
+    return _bar_chart(results, rows, "values", "Values", "Values in percent.")
 
 
 def six_tasks_chart(results: Results) -> Chart | None:
@@ -202,7 +202,7 @@ def training_chart(results: Results) -> Chart | None:
             100 * np.array(curve["validation"]["score"], float),
         )
     colors = colors_of(results.models)
-    figure = new_figure(WIDTH, 0.6 + 2.3 * len(kinds))
+    figure = new_figure(0.6 + 2.3 * len(kinds))
     grid = figure.subplots(len(kinds), 1, squeeze=False).ravel()
     for axes, (label, line_of) in zip(grid, kinds.items(), strict=True):
         for arm in _arms(curves):
@@ -245,7 +245,7 @@ def lambda_chart(results: Results) -> Chart | None:
         kinds["correlation of A1 and A2"] = correlations
     towers = [tower for tower in ("vision", "text") if any(own.get(tower) for own in kinds["λ"])]
     colors = colors_of(results.models)
-    figure = new_figure(WIDTH, 2.5 * len(kinds) + 0.3)
+    figure = new_figure(2.5 * len(kinds) + 0.3)
     grid = figure.subplots(len(kinds), len(towers), squeeze=False, sharey="row")
     for row, (label, values) in zip(grid, kinds.items(), strict=True):
         for axes, tower in zip(row, towers, strict=True):
@@ -283,7 +283,7 @@ def _bar_chart(
         return None
     models = in_order(dict.fromkeys(model for _, frame in rows for model in frame["model"]))
     colors, height = colors_of(results.models), 0.8 / len(models)
-    figure = new_figure(WIDTH, 0.9 + 0.24 * len(rows) * max(len(models), 2))
+    figure = new_figure(0.9 + 0.24 * len(rows) * max(len(models), 2))
     axes = figure.subplots()
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line of chance
     look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "zorder": 5}

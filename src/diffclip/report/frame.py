@@ -19,7 +19,7 @@ from diffclip.report.labels import ASIDE, in_order, is_share, measure_label, var
 from diffclip.study.results import RUNS_FILE, read_spec, read_timing, saved_curves
 from diffclip.training.run_folder import SEED, curve_of, read_lines, run_folders
 
-BASELINE, TREATED = "CLIP", "DiffCLIP"
+BASELINE = "CLIP"
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def build_report(results: Results, paths: Sequence[str | Path] = (), title: str 
     elif len(records):
         declared = verdicts.get("measure", ()) if results.spec else ()
         measures = list(dict.fromkeys(one for one in declared if one >= 0)) or headlines(records)
-        charts.append(figures.values_chart(results, measures, "Values"))
+        charts.append(figures.values_chart(results, measures))
         note = VALUES if results.has_several_seeds else f"{ONE_RUN} {VALUES}"
         table = tables.values_table(results, measures, "Values by measure", note, "comparison")
         # a row per model, so that no column is cut

@@ -48,9 +48,9 @@ style = partial(mpl.rc_context, _RC)
 """Draw in the report's look in a block or a decorated function, and leave matplotlib's settings as they were."""
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(height: float) -> Figure:
     """Make a figure without pyplot, which would keep the figure in memory and ask for a window system."""
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def colors_of(models: Sequence[str]) -> dict[str, str]:

@@ -108,7 +108,7 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
         f"{{background-image:url({image_uri(scene.image.resize((_THUMBNAIL, _THUMBNAIL)))})}}"
         for number, scene in enumerate(scenes, start=1)
     )
-    with gr.Row(elem_classes="dc-inputs"):
+    with gr.Row():
         with gr.Column(min_width=300):
             image = gr.Image(
                 label=f"Image, up to {MAX_MEGABYTES} MB and {MAX_PIXELS // 10**6} megapixels",
@@ -130,15 +130,15 @@ def _make_inputs(models: Sequence[PageModel]) -> gr.Image:
     notice = gr.HTML(elem_id="dc-notice")
     has_pairs = any(model.loaded.model.config.vision.is_differential for model in models)
     maps = [(title, name) for name, (title, _) in METHODS.items() if has_pairs or name not in PAIR_MAPS]
-    with gr.Row(elem_classes="dc-controls"):
-        method = gr.Radio(maps, value="relevance", label="Map", min_width=320, elem_id="dc-method")
+    with gr.Row():
+        method = gr.Radio(maps, value="relevance", label="Map", min_width=320)
         label = "Opacity of the map, %"
         opacity = gr.Slider(0, 100, _OPACITY, step=1, label=label, min_width=320, elem_id="dc-opacity")
     towers = [model.loaded.model.config.vision for model in models]
-    with gr.Row(elem_classes="dc-controls"):
+    with gr.Row():
         label = "Vision layer (0: the last, LeGrad all; not for Rollout)"
         most = max(tower.layers for tower in towers)
-        layer = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-layer")
+        layer = gr.Slider(0, most, 0, step=1, label=label, min_width=320)
         label = "Head (0: all; not for Rollout)"
         most = max(tower.heads // (1 + tower.layer.pairs_heads) for tower in towers)
         head = gr.Slider(0, most, 0, step=1, label=label, min_width=320, elem_id="dc-head")
