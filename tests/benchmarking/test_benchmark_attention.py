@@ -16,7 +16,7 @@ SHAPE = Shape(2, 4, 9, 8, causal=True)
 
 
 def test_operators_agree_forward_and_backward() -> None:
-    inputs = make_inputs(SHAPE, CPU, torch.float32, seed=0)
+    inputs = make_inputs(SHAPE, CPU, torch.float32)
     entries = OPERATORS
     expected = entries["differential eager"].forward(inputs)
     assert expected.shape == (2, 9, 32)
@@ -66,7 +66,7 @@ def test_turns_alternate_and_a_failing_entry_is_left_out_with_its_reason() -> No
 
 
 def test_errors_are_against_the_formula() -> None:
-    inputs = make_inputs(SHAPE, CPU, torch.bfloat16, seed=0)
+    inputs = make_inputs(SHAPE, CPU, torch.bfloat16)
     eager, sdpa = errors_of(["differential eager", "differential sdpa"], inputs)
     assert 1e-4 < eager < 2e-2
     assert 1e-4 < sdpa < 2e-2

@@ -61,7 +61,7 @@ def measure(
         An operator that cannot run has only `why`. "auto" also has the name of its `backend` (with a backward pass).
     """
     started = time.perf_counter()
-    inputs = make_inputs(shape, device, dtype, seed=0)
+    inputs = make_inputs(shape, device, dtype)
     rows: Rows = {name: {} for name in names}
     samplers: dict[str, Sampler] = {}
     for name in rows:
@@ -144,7 +144,7 @@ def judge_kernels(device: torch.device, dtype: torch.dtype, seconds: float) -> s
     and backward, as well as torch's fused attention does, and take less time."""
     rows: dict[str, Rows] = {}
     for tower, shape in SHAPES["cuda"].items():
-        inputs = make_inputs(replace(shape, batch=8), device, dtype, seed=0)
+        inputs = make_inputs(replace(shape, batch=8), device, dtype)
         if why := why_not(TRITON, inputs):
             return why
         try:

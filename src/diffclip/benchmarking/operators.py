@@ -69,9 +69,9 @@ class Operator:
         return torch.autograd.grad(self.forward(leaves), (q, k, v), inputs.grad)
 
 
-def make_inputs(shape: Shape, device: torch.device, dtype: torch.dtype, seed: int) -> Inputs:
-    """Draw random inputs of `shape`."""
-    generator = torch.Generator(device).manual_seed(seed)
+def make_inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> Inputs:
+    """Draw random inputs of `shape`, the same at every call."""
+    generator = torch.Generator(device).manual_seed(0)
 
     def draw(width: int) -> Tensor:
         size = (shape.batch, shape.tokens, width)
