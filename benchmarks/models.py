@@ -42,9 +42,7 @@ def config_of(variant: str, size: str | None) -> CLIPConfig:
     return variant_config(variant, read_recipe("flickr8k_cpu").architecture or {})
 
 
-def make_models(
-    size: str | None, wanted: Sequence[str] | None = None
-) -> Iterator[tuple[str, nn.Module | str]]:
+def make_models(size: str | None, wanted: Sequence[str] | None) -> Iterator[tuple[str, nn.Module | str]]:
     """Yield the name of each model, or of the `wanted` ones, with the model on the CPU or the reason why it cannot be
     made. Every DiffCLIP has the same weights."""
     # first the models that a target names; no "triton": on a GPU `diffclip bench` decides if "auto" is the same

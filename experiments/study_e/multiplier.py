@@ -219,7 +219,7 @@ def mean_recall(arm: str, test: Scenes, state: State) -> list[float]:
     return recalls
 
 
-def step_milliseconds(scenes: Scenes, seeds: Sequence[int], rounds: int = 7) -> dict[str, list[float]]:
+def step_milliseconds(scenes: Scenes, seeds: Sequence[int], rounds: int) -> dict[str, list[float]]:
     """Time a step of each arm's stack, in turns of ten steps."""
 
     def sampler(trainer: Trainer) -> Callable[[], float]:

@@ -40,7 +40,7 @@ _EXAMPLES, _ATTENTION_IMAGES = 4, 6
 
 
 def run_demo(
-    folder: Path, say: Callable[[str], None], showing: Showing, seeds: int = 1
+    folder: Path, say: Callable[[str], None], showing: Showing, seeds: int
 ) -> tuple[Path, list[Record]]:
     """Make or complete the demonstration in `folder`; return its page, `report.html`, and the records of all models.
 

@@ -61,7 +61,7 @@ def open_set(
     return opened if whole_split == split else replace(opened.part(first, end), split=split)
 
 
-def has_split(source: str | Path, split: str, root: str | Path | None = None) -> bool:
+def has_split(source: str | Path, split: str, root: str | Path | None) -> bool:
     """Tell whether a set has a split, complete or not; `source`, `split` and `root` are as in `open_set`."""
     folder, split = set_folder(source, root), parts_of(split)[0]
     return (folder / split).is_dir() or is_there(set_name(source, folder), split, folder)

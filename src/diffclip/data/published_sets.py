@@ -160,7 +160,7 @@ def command_for(name: str, root: str | Path) -> str:
     return by_hand or f"diffclip data download {name} --root {shlex.quote(str(root))}"
 
 
-def set_folder(source: str | Path, root: str | Path | None = None) -> Path:
+def set_folder(source: str | Path, root: str | Path | None) -> Path:
     """Return the folder of a set: of a built-in set that has been drawn, ROOT/NAME, or `source` itself. Of a path such
     as `./NAME`, the folder in the working directory comes first. Raise `InputError` if there is none."""
     name, folder = str(source), Path(source).expanduser()

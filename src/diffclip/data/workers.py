@@ -30,7 +30,7 @@ Showing = Callable[[str], AbstractContextManager[Progress]]
 _started: WeakSet[Any] = WeakSet()  # the workers of all loaders
 
 
-def data_loader(dataset: Any, workers: int, timeout: float = 0, **options: Any) -> DataLoader[Any]:
+def data_loader(dataset: Any, workers: int, timeout: float, **options: Any) -> DataLoader[Any]:
     """Make a DataLoader whose workers outlive signals to the whole job; with 0 workers, this process reads.
     `timeout` is in seconds without data, 0 for no limit. `options` are arguments of DataLoader."""
     import torch

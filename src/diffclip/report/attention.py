@@ -51,7 +51,7 @@ class Cell(NamedTuple):
     scale: ScalarMappable | None = None
 
 
-def scale_of(maps: Sequence[Map], floor: float = 0.0) -> ScalarMappable:
+def scale_of(maps: Sequence[Map], floor: float) -> ScalarMappable:
     """Choose one scale for all maps: from 0, or if a map is signed symmetric about 0, red above and blue below.
 
     It ends at the 99.5th percentile of magnitudes, so that one patch does not hide the rest, but not below `floor`.

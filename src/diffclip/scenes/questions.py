@@ -68,9 +68,7 @@ TOPICS = {
 }
 
 
-def questions(
-    images: int = 500, negatives: Negatives = "random", seed: int = 0, topic: str = "kinds"
-) -> list[dict[str, Any]]:
+def questions(images: int, negatives: Negatives, seed: int, topic: str) -> list[dict[str, Any]]:
     """Ask pairs of a yes and a no question about each image: at most EACH, and at most one per thing in the image.
 
     The absent things are drawn from all (`random`), are the most frequent in these images (`popular`), or are similar
@@ -94,13 +92,13 @@ def questions(
     return result
 
 
-def question_indices(images: int, seed: int = 0) -> list[int]:
+def question_indices(images: int, seed: int) -> list[int]:
     """Find the indices of the first scenes of the test split that have at least EACH kinds of objects."""
     indices = (index for index in count() if len(TOPICS["kinds"].present(_specs(index, seed))) >= EACH)
     return list(islice(indices, images))
 
 
-def question_scene(index: int, seed: int = 0, size: int = 64) -> Scene:
+def question_scene(index: int, seed: int, size: int) -> Scene:
     """Draw the image that the questions on scene `index` are about."""
     return draw_scene(index, split="test", seed=seed, size=size, objects=_objects(index))
 

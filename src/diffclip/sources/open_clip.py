@@ -42,7 +42,7 @@ _NAMES = (
 )
 
 
-def read_open_clip(name: str, only_clip: bool = False) -> CLIP | tuple[WrappedModel, LibraryTransform, Any]:
+def read_open_clip(name: str, only_clip: bool) -> CLIP | tuple[WrappedModel, LibraryTransform, Any]:
     """Read a model of open_clip; no code that comes with weights is run.
 
     Args:

@@ -84,9 +84,7 @@ _NAMES = (
 _OLD_END = 2
 
 
-def read_transformers(
-    name: str, only_clip: bool = False
-) -> CLIP | tuple[WrappedModel, LibraryTransform, Any]:
+def read_transformers(name: str, only_clip: bool) -> CLIP | tuple[WrappedModel, LibraryTransform, Any]:
     """Read a model of transformers; no code that comes with weights is run.
 
     Args:

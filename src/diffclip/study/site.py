@@ -14,7 +14,7 @@ from diffclip.errors import InputError, require_group
 from diffclip.evaluation.records import TABLE_FILE
 from diffclip.evaluation.suite import SUITES, Entry, missing_of
 from diffclip.files import check_writable, cores
-from diffclip.names import GROUPS, Group
+from diffclip.names import Group
 from diffclip.study.executors import visible_gpus
 from diffclip.study.folds import fold_split
 from diffclip.study.grid import Planned
@@ -95,7 +95,7 @@ def usual_workers(device: str, recipes: Iterable[Recipe]) -> int:
     return max(1, min(cores() - 2, per_gpu * len(visible_gpus())))
 
 
-def check_site(study: Study, site: Site, groups: Collection[Group] = GROUPS) -> None:
+def check_site(study: Study, site: Site, groups: Collection[Group]) -> None:
     """Check that the runs of `groups` can be done, without writing or drawing anything. `InputError` names a missing
     package, all missing data, or a folder that cannot be used."""
     require_group("train", "lightning")

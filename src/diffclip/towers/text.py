@@ -21,7 +21,7 @@ TEXT_NORM_EPS = 1e-5
 class ResidualAttentionBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), causal."""
 
-    def __init__(self, config: TextConfig, differential: Differential | None = None) -> None:
+    def __init__(self, config: TextConfig, differential: Differential | None) -> None:
         super().__init__()
         hidden = int(config.width * config.mlp_ratio)
         self.attn = config.layer(config.width, config.heads, **config.layer_options(differential))

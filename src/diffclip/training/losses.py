@@ -59,7 +59,7 @@ def collect_logits(criterion: Criterion, wanted: bool = True) -> Iterator[list[T
         criterion.get_logits = compute
 
 
-def accuracy_of(kind: str, logits: list[Tensor], rank: int = 0) -> Tensor:
+def accuracy_of(kind: str, logits: list[Tensor], rank: int) -> Tensor:
     """Compute the share of this process's samples whose own partner has the highest logit in the whole batch (0-dim).
 
     `logits` are those that the loss `kind` computes: for "clip" the rows of images and of texts, so that the result is

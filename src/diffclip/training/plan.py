@@ -37,7 +37,7 @@ _STEPS = 10
 _FEW, _CPU_SECONDS = 8, 2.0
 
 
-def plan_run(recipe: Recipe, world: int = 1, strategy: str = "auto", samples: int | None = None) -> RunPlan:
+def plan_run(recipe: Recipe, world: int, strategy: str, samples: int | None) -> RunPlan:
     """Plan `recipe` for `world` processes on devices like this machine's, and time ten steps.
 
     Args:

@@ -175,7 +175,7 @@ def train(
 
 
 def open_training_data(
-    recipe: Recipe, rank: int = 0, world: int = 1, pin_memory: bool = False, dataset: Any = None
+    recipe: Recipe, rank: int, world: int, pin_memory: bool = False, dataset: Any = None
 ) -> CaptionLoader:
     """Open the training shards of `recipe`, or the `dataset` in their place, as a loader of this process's share of
     uint8 batches.
