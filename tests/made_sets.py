@@ -47,11 +47,9 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png_by_hand(
-    width: int, height: int, rows: bytes, depth: int = 8, color: int = 0, extra: bytes = b""
-) -> bytes:
+def png_by_hand(width: int, height: int, rows: bytes, color: int = 0, extra: bytes = b"") -> bytes:
     """Build a PNG with the given header, whatever its rows hold; `extra` are chunks before the rows."""
-    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0))
     rest = png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + header + extra + rest
 

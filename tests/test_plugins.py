@@ -174,7 +174,7 @@ def test_all_that_a_layer_keeps_is_there_again_after_loading(tmp_path: Path) -> 
 
 
 def test_train_evaluate_and_attend_with_a_plugin_and_refuse_without(
-    relu: Path, scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    relu: Path, scenes: Path, tmp_path: Path
 ) -> None:
     recipe = recipe_file(tmp_path, scenes, model="CLIP-relu", plugins=["mine.py"])
     run = tmp_path / "run"

@@ -38,9 +38,9 @@ def random_images(count: int = 2, seed: int = 0) -> Tensor:
     return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def directions(count: int, seed: int = 1) -> Tensor:
+def directions(count: int) -> Tensor:
     """Draw unit vectors as the features of `count` texts or images."""
-    vectors = torch.randn(count, 16, generator=torch.Generator().manual_seed(seed))
+    vectors = torch.randn(count, 16, generator=torch.Generator().manual_seed(1))
     return torch.nn.functional.normalize(vectors, dim=-1)
 
 

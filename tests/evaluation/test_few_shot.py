@@ -15,12 +15,12 @@ from diffclip.evaluation.few_shot import (
 )
 
 
-def labelled(seed: int, sizes: list[int], width: int = 16, signal: float = 1.0) -> tuple:
+def labelled(seed: int, sizes: list[int]) -> tuple:
     generator = torch.Generator().manual_seed(seed)
-    centers = torch.randn(len(sizes), width, generator=torch.Generator().manual_seed(7))
+    centers = torch.randn(len(sizes), 16, generator=torch.Generator().manual_seed(7))
     labels = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])
     labels = labels[torch.randperm(len(labels), generator=generator)]
-    values = signal * centers[labels] + torch.randn(len(labels), width, generator=generator)
+    values = centers[labels] + torch.randn(len(labels), 16, generator=generator)
     return values, labels
 
 

@@ -61,10 +61,10 @@ def folder(tmp_path_factory) -> Path:
     return target
 
 
-def color_set(target: Path, wrong: tuple[int, ...] = (), pairs: int = 4) -> Path:
-    """Pairs of a red and a green image in two patterns with short names; the first pattern has one pair."""
+def color_set(target: Path, wrong: tuple[int, ...] = ()) -> Path:
+    """Four pairs of a red and a green image in two patterns with short names; the first pattern has one pair."""
     rows: list[tuple] = [COLUMNS]
-    for number in range(pairs):
+    for number in range(4):
         kind = "Color" if number else "Camera Perspective"
         for name, color in (("red", (200, 0, 0)), ("green", (0, 200, 0))):
             path = target / "MMVP_VLM_Images" / kind / f"{len(rows)}.jpg"

@@ -28,8 +28,8 @@ def labels(number: int, width: int, height: int) -> np.ndarray:
     return drawn.astype(np.uint8)
 
 
-def sample(number: int, width: int = 40, height: int = 24) -> dict:
-    return {"png": png(noise(number, width, height)), "seg.png": png(labels(number, width, height))}
+def sample(number: int) -> dict:
+    return {"png": png(noise(number, 40, 24)), "seg.png": png(labels(number, 40, 24))}
 
 
 @pytest.fixture(scope="module")

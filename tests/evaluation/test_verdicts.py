@@ -35,10 +35,10 @@ def family_of(*secondary, **settings):
     return Family(endpoints={"secondary": secondary}, **{"contrasts": [PAIR], **settings})
 
 
-def one(frame, margin=None, finished=True, contrast=PAIR, **settings):
+def one(frame, margin=None, contrast=PAIR, **settings):
     """The verdict of one contrast at mean recall."""
     family = family_of(RECALL | {"margin": margin}, contrasts=[contrast], **settings)
-    return compute_verdicts(frame, family, finished).iloc[0]
+    return compute_verdicts(frame, family).iloc[0]
 
 
 A, B = [0.31, 0.35, 0.30, 0.36, 0.33], [0.29, 0.30, 0.31, 0.32, 0.28]

@@ -179,7 +179,7 @@ def test_a_siglip_2_of_images_of_any_shape_is_refused(siglip: str) -> None:
 @pytest.mark.parametrize(
     "source", ["open_clip:ViT-B-32/openai", "timm:vit_tiny_patch16_224", "transformers:owner/name"]
 )
-def test_without_a_network_a_name_of_the_hub_is_tried_once(source: str, monkeypatch, tmp_path: Path) -> None:
+def test_without_a_network_a_name_of_the_hub_is_tried_once(source: str, monkeypatch) -> None:
     import huggingface_hub
 
     asked = []

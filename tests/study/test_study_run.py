@@ -142,9 +142,7 @@ def test_two_studies_cannot_share_a_folder(folder, option, study_file, diffclip_
     )
 
 
-def test_failed_run_is_reported_and_the_others_continue(
-    study_file, diffclip_study, monkeypatch, tmp_path: Path
-) -> None:
+def test_failed_run_is_reported_and_the_others_continue(study_file, diffclip_study, tmp_path: Path) -> None:
     log = tmp_path / "runs" / "models" / "CLIP-s0.log"
     log.mkdir(parents=True)
     ended = diffclip_study(study_file(sweep=None, models=ONE_SEED))

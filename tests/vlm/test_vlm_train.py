@@ -207,7 +207,7 @@ def test_recipes_have_llavas_defaults_and_reload_as_written(read: Read, file: Pa
     assert (over.stage(1).lr, over.stage(1).batch_size) == (5e-4, 4)
 
 
-def test_wrong_recipes_are_input_errors(read: Read, tmp_path: Path) -> None:
+def test_wrong_recipes_are_input_errors(read: Read) -> None:
     for change, message in (
         ("vison=x", "unknown recipe key 'vison': did you mean 'vision'"),
         ("stage1.start=runs/x", "only stage 2 starts from a model"),
