@@ -72,8 +72,8 @@ def normalize(images: Tensor, preprocess: PreprocessConfig, out: Tensor | None =
     Args:
         images: uint8 [B, 3, H, W] or [3, H, W].
         preprocess: gives mean and standard deviation.
-        out: tensor for the result; None: a new one. On a CPU, new memory for a batch takes longer than the arithmetic,
-            so a loop should reuse one tensor. A GPU's allocator reuses memory by itself.
+        out: tensor for the result; None: a new one. On a CPU, new memory for a batch takes longer than the arithmetic;
+            a GPU's allocator reuses memory by itself.
     """
     result = torch.empty(images.shape, device=images.device) if out is None else out
     mean, std = _statistics(preprocess.mean, preprocess.std, images.device)
