@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -25,6 +26,7 @@ from diffclip.errors import DiffCLIPError, InputError, hide_secrets
 def site(tmp_path, monkeypatch) -> Iterator[tuple[str, list[str]]]:
     """The address of six shards of four samples each, and the paths that were fetched."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr("diffclip.data.remote._PAUSES", (0.0, 0.0))
     for number in range(6):
         write_shard(tmp_path / "served" / f"{number}.tar", 4, start=4 * number)
     with served(tmp_path / "served") as server:
@@ -86,14 +88,9 @@ def test_indexes_beside_the_shards_allow_counting_without_fetching(site, tmp_pat
     assert isinstance(pairs[0], Pair)
     assert [path for path in fetched if path.endswith(".tar")] == ["/0.tar"]
 
-    errors = iter((OSError(errno.ECONNREFUSED, "Connection refused"), PermissionError("Forbidden")))
-
-    def fail(*_: object) -> None:
-        raise next(errors)
-
     # a server that is gone or refuses ends the run instead of skipping shards
-    monkeypatch.setattr(fsspec.filesystem("http"), "get_file", fail)
-    for _ in range(2):
+    for failure in (OSError(errno.ECONNREFUSED, "Connection refused"), PermissionError("Forbidden")):
+        monkeypatch.setattr(fsspec.filesystem("http"), "get_file", Mock(side_effect=failure))
         with pytest.raises(DiffCLIPError, match="check the address and the network") as error:
             pairs[23]
         assert not isinstance(error.value, InputError)
@@ -183,3 +180,20 @@ def test_missing_or_broken_remote_shards_are_skipped_and_named(site, tmp_path, m
             Pairs(train)
         assert not isinstance(raised.value, InputError)
         assert "\n" not in str(raised.value)
+
+
+def test_a_shard_is_asked_for_again_when_the_connection_breaks(site, monkeypatch) -> None:
+    server, fetched = site
+    copyfile = SimpleHTTPRequestHandler.copyfile
+
+    def cut_off(self: SimpleHTTPRequestHandler, source: Any, target: Any) -> None:
+        if self.path == "/1.tar" or fetched.count("/0.tar") < 3:
+            target.write(source.read(100))
+        else:
+            copyfile(self, source, target)
+
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "copyfile", cut_off)
+    assert len(Pairs(f"{server}/0.tar")) == 4
+    with pytest.raises(DiffCLIPError, match=r"/1\.tar cannot be read"):
+        Pairs(f"{server}/1.tar")
+    assert [fetched.count(f"/{number}.tar") for number in (0, 1)] == [3, 3]

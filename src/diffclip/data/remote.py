@@ -29,6 +29,8 @@ _PARALLEL_QUERIES = 16
 _FRESH = 60.0
 # Seconds without a new byte after which an unfinished copy counts as left behind by a process that was killed.
 _ABANDONED = 600.0
+# Seconds to wait before a shard that was not fetched is asked for again.
+_PAUSES = (1.0, 5.0, 30.0)
 
 
 def is_remote(spec: str) -> bool:
@@ -76,13 +78,14 @@ class RemoteShards:
             return dict(zip(addresses, pool.map(self._header, addresses), strict=True))
 
     def copy(self, address: str) -> Path:
-        """Return the local copy of a shard. One process fetches it, others wait. A failure raises `DiffCLIPError`."""
+        """Return the local copy of a shard. One process fetches it, others wait. A server that fails is asked four
+        times; then, and at any other failure, `DiffCLIPError` is raised."""
         key = hashlib.sha256(f"{address} {self._marks[address]}".encode()).hexdigest()[:20]
         copy = self._folder / f"{key}.tar"
         with hold_lock(self._folder / f".{key}.lock"):
             if not copy.exists():
-                with write_atomically(copy) as temporary, _opened(address) as (system, path):
-                    system.get_file(path, str(temporary))
+                with write_atomically(copy) as temporary:
+                    _fetch(address, temporary)
                 # replaces the header from beside the shard, which may be of an earlier shard of the same size
                 self._keep(address, open_index(copy).header)
                 self._make_room()
@@ -129,6 +132,18 @@ class RemoteShards:
             if used > self._limit * 1e9 and time.time() - used_at > _FRESH:
                 file.unlink(missing_ok=True)
                 used -= size
+
+
+def _fetch(address: str, file: Path) -> None:
+    """Copy a shard to `file`, in several attempts if the server or the connection fails."""
+    for pause in (*_PAUSES, None):
+        try:
+            with _opened(address) as (system, path):
+                return system.get_file(path, str(file))
+        except DiffCLIPError as error:
+            if isinstance(error, InputError) or pause is None:
+                raise
+            time.sleep(pause)
 
 
 def _fetch_header(system: Any, path: str, size: Any) -> Header | None:
