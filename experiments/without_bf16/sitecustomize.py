@@ -6,6 +6,7 @@ to bfloat16, as the instructions do; only the order of the sums differs. Python 
     LIB=$(python -c "import torch; print(torch.__path__[0])")
     g++ -O2 -std=c++20 -fPIC -shared -I$LIB/include -I$LIB/include/torch/csrc/api/include -L$LIB/lib \
         -Wl,-rpath,$LIB/lib experiments/without_bf16/products.cpp -lc10 -ltorch_cpu -o products.so
+    export MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000  # memory is kept: a tenth faster
     PRODUCTS=$PWD/products.so PYTHONPATH=experiments/without_bf16 diffclip study ...
 """
 
